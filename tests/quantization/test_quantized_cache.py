@@ -21,7 +21,6 @@ from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.load import load
-from wakeful.loading.sampling import sample
 from wakeful.probes.base import AttentionEvent, Event, Probe
 from wakeful.probes.experts import is_fused
 from wakeful.probes.running import logits_of
@@ -188,10 +187,11 @@ def test_its_decoder_would_read_other_keys_and_values() -> None:
         with pytest.raises(WakefulError, match="take the model before it was quantized"):
             decoder_of(each)
     loaded = load(small, tokenizer=None)
-    prompt, choice = [1, 2, 3], {"length": 12, "ends": set[int](), "temperature": 0.0}
+    prompt = [1, 2, 3]
     with torch.inference_mode():
         wanted = small.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)
-    assert sample(loaded, [prompt], **choice) == wanted.tolist()
+    continued = loaded.tokens_after(prompt, num_tokens=9, temperature=0.0)
+    assert [[*prompt, *continued]] == wanted.tolist()
 
 
 def test_a_scheme_of_the_cache_leaves_experts_as_they_are() -> None:

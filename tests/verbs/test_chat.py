@@ -150,6 +150,21 @@ def test_chat_that_cannot_be_had_is_refused(
     assert "bos = off: the chat template decides that" in message
     with pytest.raises(WakefulError, match="chat takes a text"):
         load(instruct, device="cpu").generate([1, 2], chat=True)
-    Path(instruct, "chat_template.jinja").write_text("{% for")
-    message = fails(capsys, "generate", instruct, "--chat", "--prompt", "a")
-    assert message.endswith("mend it, or leave out --chat")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content | upper }}{{ messages[0].content }}{{ eos_token }}", "once"),
+        ("nothing{{ eos_token }}", "once and as it is"),
+        ("{% for", "cannot be rendered"),
+        ("{{ raise_exception('system first') }}", "system first"),
+    ],
+)
+def test_templates_that_cannot_serve_are_refused(
+    template: str, message: str, instruct: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(instruct, "chat_template.jinja").write_text(template)
+    error = fails(capsys, "generate", instruct, "--chat", "--prompt", "a")
+    assert message in error
+    assert error.endswith("mend it, or leave out --chat")

@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import wakeful
 from training.runs import text
 from wakeful.errors import WakefulError
-from wakeful.generation.sample import sample_data
 from wakeful.quantization import quantize_module
 
 __all__ = ["text"]
@@ -90,14 +89,6 @@ def written(module: Any, words: Any, text: Path, out: Path) -> object:
     return wakeful.load(out / "copy", device="cpu").logits(torch.arange(9)[None]).tolist()
 
 
-def sampled(module: Any, words: Any, text: Path, out: Path) -> object:
-    sample_data(
-        module, out=str(out / "data"), tokens=64, length=16, tokenizer=words, device="cpu",
-        validation_fraction=0.3,
-    )  # fmt: skip
-    return None
-
-
 def inherited(module: Any, words: Any, text: Path, out: Path) -> object:
     found = wakeful.inherit(
         module, text=str(text), out=str(out / "heir"), tokenizer=words, steps=2, keep=0.5,
@@ -106,7 +97,7 @@ def inherited(module: Any, words: Any, text: Path, out: Path) -> object:
     return found.summary["reference"]["loss"]
 
 
-VERBS = (generated, diagnosed, evaluated, quantized, cured, with_sinks, written, sampled, inherited)
+VERBS = (generated, diagnosed, evaluated, quantized, cured, with_sinks, written, inherited)
 
 
 @pytest.mark.parametrize("verb", VERBS)

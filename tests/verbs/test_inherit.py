@@ -380,15 +380,20 @@ def test_the_folder_of_several_seeds_stands_for_the_models_of_each(
     assert with_heirs([out])[1:] == [str(out / name) for name in [*names, *later]]
 
 
-def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
+def test_a_mixture_heals_an_heir_on_text_and_on_prepared_data(
     command: list[str], reference: Run, text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     own, out = tmp_path / "own", tmp_path / "out"
     text = Path(shutil.copytree(text, tmp_path / "text"))  # what follows changes it
+    other_text = tmp_path / "other-text"
+    other_text.mkdir()
+    for number in range(60):
+        (other_text / f"{number:02d}.txt").write_text(f"{number} " * 20)
+    tokenizer = str(reference.path / "tokenizer.json")
     assert main(
-        ["data", "generate", str(reference.path), "--out", str(own), "--tokens", "2000",
-         "--length", "32", "--validation_fraction", "0.2", "--device", "cpu"]
+        ["data", "prepare", str(other_text), "--out", str(own), "--tokenizer", tokenizer,
+         "--validation_fraction", "0.2"]
     ) == 0  # fmt: skip
     source = f'mixture(parts=[("text", "{text}", 3), ("own", "{own}", 1)])'
     mixed = [*command, "--text", source, "--baseline", "random", "--bridge.tokens", "320"]

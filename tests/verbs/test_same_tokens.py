@@ -14,7 +14,6 @@ from wakeful.errors import WakefulError
 from wakeful.inheritance.outcome import REFERENCE
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
-from wakeful.loading.sampling import sample
 
 ENDS = [1, 3]
 NASTY = [
@@ -211,7 +210,6 @@ def test_tokens_past_the_embedding_are_refused_wherever_they_come_from(tmp_path:
         lambda model: model.generate("a", bos="on", num_tokens=1),
         lambda model: model.generate([last], num_tokens=1),
         lambda model: model.plain("new 5"),
-        lambda model: sample(model, [[last]], length=8, ends=(), seed=0),
         lambda model: wakeful.cure(model, prefix="bos", text=tmp_path / "words.txt", length=8),
     ]
     for model in (of_transformers_own, ours):

@@ -35,14 +35,13 @@ from wakeful.config.keywords import NoOptions, fill_options
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.reading import REFERENCES, SOURCES, FigureOptions
 from wakeful.config.rows import rescaled, rows_of
-from wakeful.config.schema import Config, chosen_variants, config_from
+from wakeful.config.schema import TRAINED, Config, TextConfig, chosen_variants, config_from
 from wakeful.config.tables import on_preset, own_table, preset_names, preset_text
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.errors import WakefulError, nearest
 from wakeful.evaluation.options import EvaluateOptions
 from wakeful.exporting.options import ExportOptions
-from wakeful.generation.data_options import PrepareOptions, SampleOptions
 from wakeful.generation.options import GenerateOptions
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
@@ -109,6 +108,16 @@ class CompareOptions(_ConfigOptions):
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(TextConfig):
+    """Turn text into memory-mapped tokens."""
+
+    out: Where[str]
+    """Folder to create."""
+
+    RULES = (TRAINED,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,25 +319,12 @@ def prepare_data(arguments: list[str]) -> None:
 
     with progress_display("prepare") as show:
         data = prepare(sources, options.out, progress=show.stage, **preparation(options))
-    _report_data(data, f"of a vocabulary of {data.vocab_size:,}", options.out)
-
-
-def generate_data(arguments: list[str]) -> None:
-    models, options = read_arguments("data generate", arguments)
-    model = _single_model(models)
-
-    from wakeful.generation.sample import sample_data
-
-    data = sample_data(model, options=options, display=progress_display)
-    _report_data(data, f"that {model} wrote", options.out)
-
-
-def _report_data(data: Any, origin: str, out: str) -> None:
     if data.warning:
         print_line(data.warning)
     print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
-        f"{origin} are in {out}; use them with --data.source {out}"
+        f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "
+        f"--data.source {options.out}"
     )
 
 
@@ -548,16 +544,6 @@ VERBS: dict[str, Verb] = {
              "Turn text files into tokens, with a tokenizer trained on them."),
             ("wakeful data prepare hf:roneneldan/TinyStories --out data/stories",
              "Do the same with a dataset of the Hugging Face hub."),
-        ),
-    ),
-    "data generate": Verb(
-        summary="Let a model write text, as memory-mapped tokens to train on.",
-        usage="MODEL", options=SampleOptions, run=generate_data,
-        examples=(
-            ("wakeful data generate smollm2 --out data/own --tokens 200000",
-             "Let a model write training data: questions and answers, by its chat template."),
-            ("wakeful data generate runs/first --out data/own --prompts prompts.txt --length 128",
-             "Continue one prompt per line; a run without a chat template writes plain text."),
         ),
     ),
     "report": Verb(

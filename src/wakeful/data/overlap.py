@@ -22,21 +22,20 @@ class NothingHeldOut(WakefulError):
     """Every held-out document occurs in the training text."""
 
 
-def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) -> None:
+def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> None:
     """Rewrite the validation files, and what `data.info` says, without what overlaps training.
 
     A document overlaps where more than `ALLOWED` of its passages of `PASSAGE` tokens are in the
     training text word for word. The training tokens stay as they are. `num_bytes` are the UTF-8
-    bytes of each validation document; its first `common` tokens, those that every document begins
-    with, are no passage. `data.info` then has the facts of the split `validation`, and in `overlap`
-    how many documents and tokens were dropped.
+    bytes of each validation document. `data.info` then has the facts of the split `validation`, and
+    in `overlap` how many documents and tokens were dropped.
 
     Raises:
         WakefulError: nothing of validation is left, or it was given as a text of its own, which is
             then wrong.
     """
     validation = data.validation
-    shares = repeated_shares(data.train, validation, length=PASSAGE, common=common)
+    shares = repeated_shares(data.train, validation, length=PASSAGE)
     bad = shares > ALLOWED
     dropped = {"passage": PASSAGE, "documents": int(bad.sum()), "tokens": 0}
     data.info["overlap"] = dropped
@@ -69,24 +68,21 @@ _CHUNK = 2**21
 """Places hashed at a time."""
 
 
-def repeated_shares(
-    train: TokenFile, validation: TokenFile, *, length: int, common: int = 0
-) -> np.ndarray:
+def repeated_shares(train: TokenFile, validation: TokenFile, *, length: int) -> np.ndarray:
     """Return, for each validation document, the share of its passages that training holds verbatim.
 
-    Passages are the document's windows of `length` tokens, side by side from its beginning, or
-    behind its first `common` tokens; training is searched at every place. A document that is
-    shorter has none, and a share of 0. Passages are known by the 64-bit polynomial hash
-    Σ_k m(t_k) B^k, m a mixing of the token's id.
+    Passages are the document's windows of `length` tokens, side by side from its beginning;
+    training is searched at every place. A document that is shorter has none, and a share of 0.
+    Passages are known by the 64-bit polynomial hash Σ_k m(t_k) B^k, m a mixing of the token's id.
     """
     starts = np.asarray(validation.documents)
     lengths = np.diff(np.append(starts, validation.num_tokens))
-    counts = np.maximum(lengths - common, 0) // length
+    counts = lengths // length
     owner = np.repeat(np.arange(len(starts)), counts)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     repeated = np.zeros(len(owner), bool)
     if len(owner):
-        places = (starts[owner] + common + number * length)[:, None] + np.arange(length)
+        places = (starts[owner] + number * length)[:, None] + np.arange(length)
         passages = _hashes(validation.tokens[places].ravel(), length)[::length]
         for start in range(0, train.num_tokens - length + 1, _CHUNK):
             stop = min(start + _CHUNK + length - 1, train.num_tokens)

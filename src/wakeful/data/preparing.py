@@ -116,7 +116,7 @@ def prepare(
         "keep_overlap": keep_overlap,
     }
     manifest = data_manifest(source, validation_source)
-    existing = existing_data(folder, settings, {})
+    existing = existing_data(folder, settings)
     if existing is not None and existing.info.get("manifest") == manifest:
         return existing
 

@@ -375,13 +375,8 @@ def _damage_error(path: Path, reason: str) -> WakefulError:
     )
 
 
-def existing_data(
-    folder: Path, settings: dict[str, Any], neutral: Mapping[str, Any]
-) -> PreparedData | None:
-    """Return the data in `folder`, None where it is free; refuse anything else there.
-
-    `neutral` values are those of settings that a folder written before they existed lacks.
-    """
+def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
+    """Return the data in `folder`, None where it is free; refuse anything else there."""
     with os_errors(f"cannot use {folder}", "choose another folder"):
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
@@ -390,22 +385,18 @@ def existing_data(
             f"{folder} exists and is not prepared data: choose another folder or move it away"
         )
     existing = PreparedData.open(folder)
-    changed = changed_settings(existing.info.get("settings"), settings, neutral)
-    if changed:
+    if changed := _changed_settings(existing.info.get("settings"), settings):
         raise WakefulError(
             f"{folder} was prepared with another {changed}: delete it or choose another folder"
         )
     return existing
 
 
-def changed_settings(stored: object, settings: dict[str, Any], neutral: Mapping[str, Any]) -> str:
-    """Return the names of the settings whose stored values differ, joined by "and"; "" for none.
-
-    A setting that the file lacks has its `neutral` value.
-    """
-    before = {**neutral, **stored} if isinstance(stored, dict) else {}
-    now = {**neutral, **settings}
-    return " and ".join(name for name in {**now, **before} if before.get(name) != now.get(name))
+def _changed_settings(stored: object, settings: dict[str, Any]) -> str:
+    """Return the names of the settings whose stored values differ, joined by "and"; "" for none."""
+    before = stored if isinstance(stored, dict) else {}
+    names = {**settings, **before}
+    return " and ".join(name for name in names if before.get(name) != settings.get(name))
 
 
 @contextlib.contextmanager
@@ -434,5 +425,5 @@ def move_in(building: Path, folder: Path, info: dict[str, Any]) -> None:
         building.rename(folder)
     except OSError:
         # Another process may have prepared the same meanwhile; theirs is as good as ours.
-        if existing_data(folder, info["settings"], {}) is None:
+        if existing_data(folder, info["settings"]) is None:
             raise

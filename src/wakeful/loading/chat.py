@@ -21,10 +21,10 @@ class Turn:
     """Tokens before the message, including a system message."""
     after: list[int]
     """Tokens between the message and the answer."""
-    end: int | None
-    """Token that ends the message; None where the template ends it with ordinary text."""
     answer_end: int | None
-    """Token that ends the answer; `end` where the template does not show it."""
+    """Token that ends the answer, or the message where the template does not show that; None where
+    it ends with ordinary text.
+    """
     around: Callable[[str], list[int]]
     """Function from a message to the tokens of the turn, up to where the answer begins.
 
@@ -34,22 +34,19 @@ class Turn:
     """
 
 
-def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Turn | None:
+def user_turn(tokenizer: Tokenizer) -> Turn | None:
     """Return a user's first turn in the tokenizer's chat template; None without a template.
-
-    `otherwise` is the advice of error messages on how to do without the template.
 
     Raises:
         WakefulError: the template cannot be rendered, or alters the message.
     """
     if not tokenizer.chat_template:
         return None
-    render = _make_renderer(tokenizer, otherwise)
+    render = _make_renderer(tokenizer)
     before, message, after = render(_MESSAGE).partition(_MESSAGE)
     if not message or _MESSAGE in after:
-        raise _not_held(otherwise)
+        raise _not_held()
     ids = tokenizer.encode_marked(after)
-    end = _first_special(tokenizer, ids)
     added = tokenizer.inner.get_added_tokens_decoder()
     specials = [added[token].content for token in tokenizer.special_tokens]
 
@@ -59,7 +56,7 @@ def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Tu
             return tokenizer.encode_marked(text)
         # Encoded by itself, the message can be no special token.
         if not (text.startswith(before) and text.endswith(after)):
-            raise _not_held(otherwise)
+            raise _not_held()
         inner = text[len(before) : len(text) - len(after)]
         return [*tokenizer.encode_marked(before), *tokenizer.encode(inner), *ids]
 
@@ -67,11 +64,11 @@ def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Tu
         _, answer, rest = render(_MESSAGE, _ANSWER).partition(_ANSWER)
     except WakefulError:  # a template for questions alone
         answer, rest = "", ""
-    answer_end = _first_special(tokenizer, tokenizer.encode_marked(rest)) if answer else end
-    return Turn(tokenizer.encode_marked(before), ids, end, answer_end, around)
+    answer_end = _first_special(tokenizer, tokenizer.encode_marked(rest) if answer else ids)
+    return Turn(tokenizer.encode_marked(before), ids, answer_end, around)
 
 
-def _make_renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
+def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
     """Return a function that renders the template with a question, or a question and its answer."""
     begin = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
     ends = {"bos_token": begin, "eos_token": tokenizer.end_of_text_token}
@@ -90,7 +87,7 @@ def _make_renderer(tokenizer: Tokenizer, otherwise: str) -> Callable[..., str]:
         except Exception as error:  # a template is a program, and fails as one
             raise WakefulError(
                 f"the chat template cannot be rendered ({' '.join(str(error).split())[:200]}): "
-                f"mend it, or {otherwise}"
+                "mend it, or leave out --chat"
             ) from None
 
     return render
@@ -104,8 +101,8 @@ def _first_special(tokenizer: Tokenizer, ids: list[int]) -> int | None:
     return special[0] if special else None
 
 
-def _not_held(otherwise: str) -> WakefulError:
+def _not_held() -> WakefulError:
     return WakefulError(
         "the chat template does not hold a user's message once and as it is: mend it, or "
-        f"{otherwise}"
+        "leave out --chat"
     )

@@ -1,7 +1,6 @@
 """Token-by-token forward of a Transformers model with its own cache."""
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -12,24 +11,19 @@ from wakeful.hf.cache import CACHE
 
 
 class HFForward:
-    """Forward that returns the last token's logits of `rows` sequences and keeps the cache between
-    calls. As Transformers has many kinds of caches, no row is ever removed from one.
-    """
+    """Forward that returns the last token's logits and keeps the cache between calls."""
 
-    def __init__(self, module: nn.Module, rows: int = 1) -> None:
+    def __init__(self, module: nn.Module) -> None:
         parameters, older = inspect.signature(module.forward).parameters, "past_key_values"
         self._module = module
         # Remote code may know only the older name.
         self._name = older if older in parameters and CACHE not in parameters else CACHE
         # Compute only the last token's logits: the head is the largest matrix.
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self._size, self._rows = rows, list(range(rows))
         self._began, self._cache = False, None
 
-    def __call__(
-        self, tokens: Int[Tensor, "B L"], rows: Sequence[int] = ()
-    ) -> Float[Tensor, "B V"]:
-        """Return the logits after tokens that continue the previous call, or its `rows`.
+    def __call__(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B V"]:
+        """Return the logits after tokens that continue the previous call.
 
         Raises:
             WakefulError: the model returned no cache in the previous call.
@@ -39,10 +33,7 @@ class HFForward:
                 f"the {type(self._module).__name__} keeps no cache of keys and values, and "
                 "generating without one takes too long: choose another model"
             )
-        self._rows = [self._rows[row] for row in rows] if rows else self._rows
-        batch = tokens.new_zeros((self._size, tokens.shape[1]))
-        batch[self._rows] = tokens
         cache: dict[str, Any] = {self._name: self._cache}
-        output = self._module(input_ids=batch, use_cache=True, **cache, **self._last)
+        output = self._module(input_ids=tokens, use_cache=True, **cache, **self._last)
         self._began, self._cache = True, output.get(CACHE)
-        return output.logits[self._rows, -1]
+        return output.logits[:, -1]

@@ -1,7 +1,7 @@
 """Generation of text, one token at a time."""
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -67,23 +67,17 @@ class Sampling:
 class CachedForward:
     """Forward pass that returns the logits of the last token and keeps the cache between calls.
 
-    The first call allocates the cache for `rows` sequences of up to `length` tokens.
+    The first call allocates the cache for a sequence of up to `length` tokens.
     """
 
-    def __init__(self, decoder: Decoder, rows: int, length: int) -> None:
-        self._decoder, self._size = decoder, (rows, length)
+    def __init__(self, decoder: Decoder, length: int) -> None:
+        self._decoder, self._length = decoder, length
         self._cache: Cache | None = None
 
-    def __call__(
-        self, tokens: Int[Tensor, "B L"], rows: Sequence[int] = ()
-    ) -> Float[Tensor, "B V"]:
-        """Return the logits after tokens that continue the previous call's sequences, or its
-        sequences `rows`.
-        """
+    def __call__(self, tokens: Int[Tensor, "1 L"]) -> Float[Tensor, "1 V"]:
+        """Return the logits after tokens that continue the previous call's."""
         if self._cache is None:
-            self._cache = self._decoder.new_cache(*self._size)
-        elif 0 < len(rows) < self._cache.batch_size:
-            self._cache.reorder(torch.tensor(rows))
+            self._cache = self._decoder.new_cache(1, self._length)
         # Only the last token's logits are needed, and the head is the widest matrix.
         return self._decoder.logits(self._decoder.hidden(tokens, cache=self._cache)[:, -1])
 
@@ -109,7 +103,7 @@ def generate_tokens(
         WakefulError: an empty prompt, more tokens than the context holds, or logits that are not
             finite.
     """
-    step = CachedForward(decoder, 1, len(prompt) + num_tokens)
+    step = CachedForward(decoder, len(prompt) + num_tokens)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     return continuation(
         step, prompt, sampling, device=decoder.embed.weight.device, context=decoder.config.context,
@@ -160,54 +154,3 @@ def _sample_tokens(
             return
         yield token
         tokens = torch.tensor([[token]], device=tokens.device)
-
-
-@torch.inference_mode()
-def continue_prompts(
-    step: Callable[[Tensor, list[int]], Tensor],
-    prompts: Sequence[Sequence[int]],
-    *,
-    device: torch.device,
-    length: int,
-    ends: Container[int],
-    reply: Sequence[int] = (),
-    how: Sampling,
-) -> list[list[int]]:
-    """Return every prompt with its continuation, at most `length` tokens together.
-
-    A row ends with the first token of `ends`. With a `reply`, that token is replaced by the reply
-    and the row ends with the next one: the model writes a question, then its answer.
-
-    No row is padded. The first step reads as many tokens of all prompts as the shortest has; the
-    others are read one by one while shorter rows are already continued. `step` takes new tokens
-    (B, L) and the indices of the rows of the previous step that they continue, and returns logits
-    (B, V).
-    """
-    generator = how.generator
-    rows = [list(prompt) for prompt in prompts]
-    awaits_reply = [bool(reply)] * len(rows)
-    alive = list(range(len(rows)))
-    continued, read = alive, min(map(len, rows))
-    tokens = [row[:read] for row in rows]
-    while alive:
-        logits = step(torch.tensor(tokens, device=device), continued).float().cpu()
-        chosen = how.choose(logits, generator)
-        ended: set[int] = set()
-        for row, token in zip(alive, chosen.tolist(), strict=True):
-            if len(rows[row]) > read:
-                continue
-            if token not in ends:
-                rows[row].append(token)
-            elif awaits_reply[row]:
-                awaits_reply[row] = False
-                rows[row] += reply
-            else:
-                rows[row].append(token)
-                ended.add(row)
-        if read + 1 >= length:
-            break
-        continued = [index for index, row in enumerate(alive) if row not in ended]
-        alive = [alive[index] for index in continued]
-        tokens = [[rows[row][read]] for row in alive]
-        read += 1
-    return [row[:length] for row in rows]

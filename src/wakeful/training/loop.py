@@ -229,15 +229,11 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
 
 
 def _as_trained(config: Config, data: Data) -> Tokenizer:
-    """Return the tokenizer with the use of BOS that training had.
-
-    Documents that a model wrote contain their own beginnings, and keep the tokenizer's.
-    """
+    """Return the tokenizer with the use of BOS that training had."""
     tokenizer = data.tokenizer
     if data.begin(config.data) is not None:
         return tokenizer.beginning()
-    written = any("sampled" in part.info for part in data.parts)
-    return tokenizer if written or not tokenizer.adds_bos else tokenizer.without_bos()
+    return tokenizer.without_bos() if tokenizer.adds_bos else tokenizer
 
 
 def _resume_checkpoint(training: Training) -> checkpoint.RunProgress:
