@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.loading.template import Template
+from wakeful.loading.template import render_template
 
 _MESSAGE = "\ue000"
 """Placeholder of the user's message, a private character that no text contains."""
@@ -73,7 +73,6 @@ def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
     begin = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
     ends = {"bos_token": begin, "eos_token": tokenizer.end_of_text_token}
     special = {name: token for name, token in ends.items() if token is not None}
-    compiled: list[Template] = []
 
     def render(*texts: str) -> str:
         turns = [
@@ -81,13 +80,13 @@ def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
             for role, text in zip(("user", "assistant"), texts, strict=False)
         ]
         try:
-            if not compiled:
-                compiled.append(Template(tokenizer.chat_template))
-            return compiled[0].render(turns, add_generation_prompt=len(texts) == 1, **special)
-        except Exception as error:  # a template is a program, and fails as one
+            return render_template(
+                tokenizer.chat_template, turns, add_generation_prompt=len(texts) == 1, **special
+            )
+        except ValueError as error:
             raise WakefulError(
-                f"the chat template cannot be rendered ({' '.join(str(error).split())[:200]}): "
-                "mend it, or leave out --chat"
+                f"the chat template cannot be rendered ({str(error)[:200]}): mend it, or leave out "
+                "--chat"
             ) from None
 
     return render
