@@ -169,10 +169,13 @@ def print_help(name: str, verb: Verb, arguments: Sequence[str], default: Any = N
     app.help_print([], console=console)
 
 
-def build_overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
+def build_overview(
+    verbs: Mapping[str, Verb], version: str, summary: str, *, with_options: bool = False
+) -> App:
     """Return the whole command line as one cyclopts app, with every verb as a command.
 
-    Verbs of two words, such as "data prepare", are commands of a group, "data".
+    Verbs of two words, such as "data prepare", are commands of a group, "data". Building the
+    options of every verb takes some time and is done only `with_options`.
     """
     app = App(
         name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
@@ -189,7 +192,8 @@ def build_overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App
                 App(name=group, help=summaries, help_flags=(), version_flags=(), sort_key=number)
             )
         parent = app[group] if group else app
-        command = build_command(name, verb, list_options(verb.options))
+        options = list_options(verb.options) if with_options else []
+        command = build_command(name, verb, options)
         command.sort_key = number
         parent.command(command, name=last_word)
     return app

@@ -371,7 +371,7 @@ def completion(arguments: list[str]) -> None:
     if len(shells) != 1 or shells[0] not in SHELLS:
         hint = nearest(shells[0], SHELLS) if shells else ""
         raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
-    app = build_overview(all_verbs(), wakeful.__version__, "")
+    app = build_overview(all_verbs(), wakeful.__version__, "", with_options=True)
     sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
 
 
