@@ -4,6 +4,7 @@ import ast
 import graphlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 
@@ -108,12 +109,22 @@ class House:
             descend(module, ())
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the full name of everything that a file imports.
+@cache
+def _imports(file: Path, changed: int) -> tuple[tuple[int, str], ...]:
+    """Return `imports` of a file, which was last changed at a time."""
+    return tuple(_walk_imports(ast.parse(file.read_text("utf-8"))))
+
+
+def imports(file: Path) -> tuple[tuple[int, str], ...]:
+    """Return the line and the full name of everything that a file imports.
 
     Imports inside functions and under TYPE_CHECKING count as well.
     """
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    return _imports(file, file.stat().st_mtime_ns)
+
+
+def _walk_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name

@@ -39,7 +39,6 @@ CORE = House(
 )
 
 
-@pytest.mark.slow
 def test_imports_lead_down() -> None:
     CORE.check()
 
