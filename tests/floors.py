@@ -129,7 +129,7 @@ def _walk_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: imports name their module in full"
+            assert node.level == 0, f"line {node.lineno}: imports name their module in full"
             for alias in node.names:
                 yield node.lineno, f"{node.module or ''}.{alias.name}"
 
