@@ -29,7 +29,7 @@ def ratios() -> Iterator[Ratio]:
     """Give ours over eager attention, transformer-lens and actlens for both metrics."""
     loaded = load("smollm2", device=torch.device("cpu"), dtype=torch.float32)
     text = next(d.text for d in read_documents("python-stdlib") if len(d.text) > 8 * LENGTH)
-    ids = loaded.plain(text)[:LENGTH]
+    ids = loaded.encode_plain(text)[:LENGTH]
     model = loaded.module
     assert isinstance(model, PreTrainedModel)
     eager = eager_model()

@@ -60,7 +60,7 @@ def _jobs(place: Path) -> dict[tuple[str, str], Callable[[], object]]:
 
     def export_ours() -> None:
         shutil.rmtree(out, ignore_errors=True)
-        export_decoder(decoder, out, tokenizer=read.own_tokenizer)
+        export_decoder(decoder, out, tokenizer=read.wakeful_tokenizer)
 
     def export_theirs() -> None:
         shutil.rmtree(out, ignore_errors=True)
@@ -96,7 +96,7 @@ def _peak(what: str, side: str) -> float:
         if side == "ours":
             found = read_decoder(folder)
             model = found.decoder()
-            write = partial(export_decoder, model, tokenizer=found.own_tokenizer)
+            write = partial(export_decoder, model, tokenizer=found.wakeful_tokenizer)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             write = model.save_pretrained

@@ -19,7 +19,7 @@ from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.optim.axes import Line
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 FIELD = {
     "routes": "route",
@@ -34,13 +34,13 @@ FIELD = {
 EXAMPLES = [
     (folder, expression)
     for folder in FIELD
-    for kind in variants(folder).values()
+    for kind in variants_by_name(folder).values()
     for expression in kind.examples
 ]
 NEUTRALS = [
     (folder, kind.neutral)
     for folder in FIELD
-    for kind in variants(folder).values()
+    for kind in variants_by_name(folder).values()
     if kind.neutral is not None
 ]
 
@@ -53,7 +53,7 @@ def rivals() -> Iterator[None]:
     paths = [list(package.__path__) for package in packages]
     for package in packages:
         package.__path__.append(str(place / package.__name__.rpartition(".")[2]))
-    variants.cache_clear()
+    variants_by_name.cache_clear()
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def rivals() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if str(place) in str(getattr(module, "__file__", "")):
                 del sys.modules[name]
-        variants.cache_clear()
+        variants_by_name.cache_clear()
 
 
 def tiny_config(**overrides: Any) -> ModelConfig:

@@ -146,7 +146,7 @@ def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def do(model: Decoder) -> list[float]:
         texts = choosing.Texts.of(here(model, rows))
-        found = choosing.choose(model, [parse_scheme(f"scheme({W8A8})")], texts, token=3)
+        found = choosing.choose_cure(model, [parse_scheme(f"scheme({W8A8})")], texts, token=3)
         return [trial.damage[0] for trials in found.trials for trial in trials]
 
     same(do)

@@ -8,16 +8,16 @@ import pytest
 from wakeful.estimates import (
     Figure,
     error_of_mean,
-    finite,
+    finite_or_none,
+    format_estimate,
+    interval_half_width,
     mean_and_error,
     mean_paired_difference,
     perplexity,
     ratio_and_error,
-    reach,
+    round_to_error,
     student_quantile,
-    to_error,
     weighted_mean,
-    with_error,
 )
 
 
@@ -59,8 +59,8 @@ def test_a_perplexity_moves_with_its_loss() -> None:
     assert (value, spread) == pytest.approx((math.exp(loss), math.exp(loss) * error))
     assert perplexity(1e4) == math.inf
     assert all(map(math.isnan, (perplexity(math.nan), Figure(nll[:1], counts[:1]).estimate[1])))
-    assert finite(value) == value
-    assert finite(math.nan) is finite(math.inf) is None
+    assert finite_or_none(value) == value
+    assert finite_or_none(math.nan) is finite_or_none(math.inf) is None
 
 
 def test_paired_differences_by_hand() -> None:
@@ -90,8 +90,8 @@ def test_error_of_a_mean_from_its_squares() -> None:
 def test_student_quantile(freedom: int, value: float) -> None:
     assert student_quantile(freedom) == pytest.approx(value, abs=1.5e-3)
     assert student_quantile(0) == math.inf
-    assert reach(0.5, freedom + 1) == student_quantile(freedom) * 0.5
-    assert reach(0.0, 1) == math.inf
+    assert interval_half_width(0.5, freedom + 1) == student_quantile(freedom) * 0.5
+    assert interval_half_width(0.0, 1) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_student_quantile(freedom: int, value: float) -> None:
 def test_figures_are_shown_to_the_second_digit_of_their_error(
     value: float | None, error: float | None, sign: str, shown: str
 ) -> None:
-    assert with_error(value, error, sign) == shown
+    assert format_estimate(value, error, sign) == shown
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_figures_are_shown_to_the_second_digit_of_their_error(
 def test_an_edge_is_shown_to_the_error_of_its_middle(
     value: float, error: float | None, sign: str, shown: str
 ) -> None:
-    assert to_error(value, error, sign) == shown
+    assert round_to_error(value, error, sign) == shown

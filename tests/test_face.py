@@ -318,7 +318,7 @@ def test_a_reference_in_memory_is_inherited_from_and_found_again(
     out = tmp_path / "heirs"
     asked = {"layers": 1, "text": text, "steps": 2, "validation_fraction": 0.05, "out": out,
              "batch_size": 4, "length": 16}  # fmt: skip
-    found = wakeful.inherit(module, tokenizer=reference.own_tokenizer, **asked)
+    found = wakeful.inherit(module, tokenizer=reference.wakeful_tokenizer, **asked)
     assert found.path == out
     assert set(found.frame["arm"]) == {"heir-1"}
     assert found.model.decoder().config.num_layers == 1

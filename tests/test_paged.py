@@ -20,7 +20,7 @@ from wakeful import paged
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import Shards
 from wakeful.loading.model import Model
-from wakeful.paged import Paged, in_file, is_finite, page, store_like
+from wakeful.paged import Paged, copy_to_file, is_finite, page_matrices, store_like
 from wakeful.probes.running import held_bytes
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
@@ -79,7 +79,7 @@ def test_operations_views_and_casts_are_those_of_the_tensor(
     tmp_path: Path, no_room: object
 ) -> None:
     tensor = torch.randn(6, 8).bfloat16()
-    wide, found = tensor.float(), Paged(in_file(tensor).stored, torch.float32)
+    wide, found = tensor.float(), Paged(copy_to_file(tensor).stored, torch.float32)
     assert torch.equal(linear(torch.ones(2, 8), found), linear(torch.ones(2, 8), wide))
     assert torch.equal(found.T[2:4].double(), wide.T[2:4].double())
     assert isinstance(found.view(2, 24), Paged)
@@ -101,7 +101,7 @@ def test_views_in_inference_mode_and_outside_it(
 ) -> None:
     numbers = torch.arange(24.0).view(6, 4)
     with torch.inference_mode(made_in):
-        found = in_file(numbers)
+        found = copy_to_file(numbers)
     with torch.inference_mode(read_in):
         assert torch.equal(found[1:3].clone(), numbers[1:3])
         assert torch.equal(found.T[:2].clone(), numbers.T[:2])
@@ -109,7 +109,10 @@ def test_views_in_inference_mode_and_outside_it(
 
 
 def test_what_is_made_lies_where_its_source_does(no_room: object) -> None:
-    source, made = Paged(in_file(torch.ones(2, 2).bfloat16()).stored, torch.float32), torch.rand(3)
+    source, made = (
+        Paged(copy_to_file(torch.ones(2, 2).bfloat16()).stored, torch.float32),
+        torch.rand(3),
+    )
     kept = store_like(source, made)
     assert isinstance(kept, Paged)
     assert torch.equal(kept.clone(), made.bfloat16().float())
@@ -125,7 +128,7 @@ def test_a_full_disk_is_said(no_room: pytest.MonkeyPatch) -> None:
 
     no_room.setattr(paged.os, "posix_fallocate", full)
     with pytest.raises(WakefulError, match="WAKEFUL_CACHE"):
-        in_file(torch.ones(2))
+        copy_to_file(torch.ones(2))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
@@ -146,7 +149,7 @@ def test_memory_holds_one_matrix(tmp_path: Path) -> None:
         model.load_state_dict(
             {name: tensors.get_tensor(name) for name in model.state_dict()}, assign=True
         )
-    page(model, torch.float64)
+    page_matrices(model, torch.float64)
     seen: list[int] = []
     for layer in model:
         layer.register_forward_hook(lambda *_: seen.append(resident(file)))
@@ -183,7 +186,7 @@ def test_free_memory_is_given_back(no_room: object) -> None:
         kept.append(torch.ones(2**10))
     full = mine()
     del blocks
-    in_file(torch.ones(2))
+    copy_to_file(torch.ones(2))
     assert mine() < full - 80  # MiB, of 100
     assert len(kept) == 100
 

@@ -6,7 +6,7 @@ from threading import Barrier
 
 import pytest
 
-from wakeful.paths import free_folder, moved_in, part_beside
+from wakeful.paths import free_folder, install_folder, temporary_path_beside
 
 MAKERS = 8
 
@@ -20,7 +20,7 @@ def test_the_first_to_finish_gives_the_folder_and_the_others_take_it(tmp_path: P
         for name in ("config.json", "weights"):
             (part / name).write_text(str(number))
         together.wait()
-        moved_in(part, folder, "config.json")
+        install_folder(part, folder, "config.json")
 
     with ThreadPoolExecutor(MAKERS) as pool:
         list(pool.map(make, range(MAKERS)))  # an error of any is raised here
@@ -36,12 +36,12 @@ def test_an_unfinished_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
         each.mkdir()
         (each / "weights").write_text("1")
     with pytest.raises(OSError, match="not empty"):
-        moved_in(part, folder, "config.json")
+        install_folder(part, folder, "config.json")
     assert (part / "weights").is_file()
 
 
 def test_a_path_beside_is_hidden_and_new(tmp_path: Path) -> None:
-    parts = {part_beside(tmp_path / "model") for _ in range(99)}
+    parts = {temporary_path_beside(tmp_path / "model") for _ in range(99)}
     assert len(parts) == 99
     assert all(part.parent == tmp_path and part.match(".model.*.part") for part in parts)
 

@@ -112,7 +112,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Read the entry points again when they are next asked for."""
-    plugins.entries.cache_clear()
+    plugins.group_entry_points.cache_clear()
     tables._preset_files.cache_clear()
 
 

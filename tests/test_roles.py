@@ -20,7 +20,7 @@ from wakeful.variants.roles import (
     WRITES,
     HasRoles,
     Role,
-    mark,
+    mark_roles,
     role_of,
     roles_of,
 )
@@ -133,7 +133,7 @@ def test_the_innermost_declaration_decides() -> None:
 
 def test_a_model_without_declarations_has_no_marks_until_somebody_declares_some() -> None:
     plain = nn.Linear(2, 2)
-    mark(plain)
+    mark_roles(plain)
     assert roles_of(plain) == {}
     assert role_of(plain.weight) is None
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import since
 from wakeful.config.model import VARIANTS, ModelConfig
 from wakeful.hf.weights_out import stock_architecture
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -41,7 +41,7 @@ EXAMPLES = [
     (field, example)
     for field, folder in VARIANTS.items()
     if any(row[0] == field for row in TABLE)
-    for kind in variants(folder).values()
+    for kind in variants_by_name(folder).values()
     for example in kind.examples
 ]
 

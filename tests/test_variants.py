@@ -8,7 +8,7 @@ import torch
 
 from helpers import tiny_config
 from wakeful.depth import DenseFormer
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.decoder import Decoder, admit
@@ -17,7 +17,7 @@ from wakeful.norms import RMSNormSingle
 from wakeful.placements import Mixed
 from wakeful.ropes import Linear
 from wakeful.routes import OnLayers, ResFormer, SVFormer, Then
-from wakeful.variants import build, nearest, variants
+from wakeful.variants import build, variants_by_name
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -70,10 +70,10 @@ def test_an_expression_is_written_in_one_way(written, again):
 def test_an_unknown_name_says_which_there_are(word, meant):
     with pytest.raises(WakefulError, match=f"unknown route '{word}'") as error:
         build("routes", word)
-    assert all(name in str(error.value) for name in variants("routes"))
+    assert all(name in str(error.value) for name in variants_by_name("routes"))
     assert ("did you mean" in str(error.value)) == (meant is not None)
     assert meant is None or f"did you mean '{meant}'?" in str(error.value)
-    assert nearest("resfomer", ["resformer", "own"]) == " (did you mean 'resformer'?)"
+    assert did_you_mean("resfomer", ["resformer", "own"]) == " (did you mean 'resformer'?)"
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,9 @@ def test_a_file_put_in_the_folder_is_a_variant_and_one_taken_out_is_none(tmp_pat
         "    def correct(self, layer, x, u, v, memory):\n        return 2 * u\n"
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    variants.cache_clear()
+    variants_by_name.cache_clear()
     try:
-        assert "doubled" in variants("routes")
+        assert "doubled" in variants_by_name("routes")
         route = build("routes", "then(doubled, own)")
         assert str(route) == "then(doubled, own)"
         u = torch.ones(1, 1, 1, 1)
@@ -333,6 +333,6 @@ def test_a_file_put_in_the_folder_is_a_variant_and_one_taken_out_is_none(tmp_pat
     finally:
         monkeypatch.undo()
         sys.modules.pop("wakeful.routes.doubled", None)
-        variants.cache_clear()
-    assert "doubled" not in variants("routes")
+        variants_by_name.cache_clear()
+    assert "doubled" not in variants_by_name("routes")
     assert isinstance(build("routes", "svformer"), SVFormer)

@@ -85,7 +85,7 @@ def decoders() -> Iterator[tuple[str, Callable[[], Decoder], Tokenizer, list[int
     english = (ROOT / "docs" / "getting-started.md").read_text("utf-8")
     more = (ROOT / "docs" / "archive" / "findings.md").read_text("utf-8")
     loaded = read_decoder("smollm2", dtype=torch.float32)
-    known, plain = loaded.own_tokenizer, loaded.decoder()
+    known, plain = loaded.wakeful_tokenizer, loaded.decoder()
     rows = torch.tensor(known.encode(more)[: 16 * 256]).view(16, 256)
     bos = known.bos
     assert bos is not None

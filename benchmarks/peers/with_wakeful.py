@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.peers.formats import Format
-from wakeful.curing.search import SEARCH_LENGTH, Texts, choose
-from wakeful.hf.weights_in import decoder_of
+from wakeful.curing.search import SEARCH_LENGTH, Texts, choose_cure
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.quantization import quantize_module
 from wakeful.quantization.compressed import save_compressed
 from wakeful.quantization.schemes import Absmax, Scheme, parse_scheme
@@ -33,10 +33,10 @@ def quantized(
         scheme = replace(scheme, method=by)
     asked: nn.Module = model
     if method.startswith(("cured", "stock")):
-        asked = plain = decoder_of(model).eval()
+        asked = plain = convert_hf_model(model).eval()
         text, stock = torch.cat(calibration).flatten(), method.startswith("stock")
         texts = Texts.spread(text, min(SEARCH_LENGTH, len(text) // Texts.rows))
-        choice = choose(plain, [scheme], texts, token=job["first"], stock=stock)
+        choice = choose_cure(plain, [scheme], texts, token=job["first"], stock=stock)
         asked = choice.best.apply(plain, texts.calibrating, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)

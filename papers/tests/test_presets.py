@@ -22,7 +22,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
 from wakeful.training.watching import DIAGNOSED_METRICS
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 
 MILLIONS = {
@@ -85,8 +85,8 @@ def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_is_of_whole_configurations(name: str) -> None:
     table = read_table(name)
-    variants = variants_of(name, table)
-    configs = {variant: config_from_table(entry) for variant, entry in variants.items()}
+    rows = variants_of(name, table)
+    configs = {variant: config_from_table(entry) for variant, entry in rows.items()}
     assert len(configs) >= 2
     assert all(config.name == variant for variant, config in configs.items())
     different = {config_to_toml(dataclasses.replace(c, name="x")) for c in configs.values()}
@@ -122,7 +122,7 @@ def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
     for field, folder in VARIANTS.items():
         if field == "rope":
             continue
-        known = {name for name, found in variants(folder).items()
+        known = {name for name, found in variants_by_name(folder).items()
                  if found.__module__.startswith("wakeful.")}  # fmt: skip
         used = {getattr(model, field).partition("(")[0] for model in configs}
         assert known - references == used, field

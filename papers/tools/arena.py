@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from wakeful.estimates import with_error
+from wakeful.estimates import format_estimate
 from wakeful.training.compared import ComparedRuns, read_comparison
 from wakeful.training.tables import machines, same_tokens
 from wakeful_papers.exhibits.exhibit import exhibit
@@ -105,15 +105,15 @@ def _losses(
 ) -> list[str]:
     """Return a row's loss, and its differences at the end and after the same time."""
     (cell,) = (c for column, c in zip(columns, row.cells, strict=True) if column.figure == LOSS)
-    loss = with_error(*cell.value) if cell.value else ""
+    loss = format_estimate(*cell.value) if cell.value else ""
     if row.variant == base:
         return [loss, "", ""]
-    tokens = with_error(*ranks[row.variant].difference, "+")
+    tokens = format_estimate(*ranks[row.variant].difference, "+")
     same_time = ranks[row.variant].same_time
     return [
         loss,
         f"**{tokens}**" if cell.separated else tokens,
-        with_error(*same_time, "+") if same_time else "not measured",
+        format_estimate(*same_time, "+") if same_time else "not measured",
     ]
 
 
@@ -123,7 +123,7 @@ def _told(cell: FilledCell) -> str:
         return "not measured"
     mean, error = cell.value
     exact = not error > 0 and mean == round(mean)  # of one seed the error is NaN
-    told = f"{mean:,.0f}" if exact else with_error(mean, error)
+    told = f"{mean:,.0f}" if exact else format_estimate(mean, error)
     return f"**{told}**" if cell.separated else told
 
 

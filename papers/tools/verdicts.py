@@ -11,7 +11,7 @@ from datetime import date
 from itertools import groupby
 from pathlib import Path
 
-from wakeful.estimates import with_error
+from wakeful.estimates import format_estimate
 from wakeful.runs.run import Run, read_record
 from wakeful_papers.exhibits.exhibit import SCALES, exhibit, natural
 from wakeful_papers.exhibits.judge import Judged, Verdict
@@ -208,7 +208,7 @@ def _difference(verdict: Verdict, seeds: int) -> str:
         return "not measured"
     if verdict.error is None:
         return found_of(verdict)[0]
-    told = with_error(verdict.difference, verdict.error, "+")
+    told = format_estimate(verdict.difference, verdict.error, "+")
     return told if verdict.seeds == seeds else f"{told}, {verdict.seeds} of {seeds} seeds"
 
 

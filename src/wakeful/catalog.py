@@ -4,7 +4,7 @@ A test compares every list with the classes that the folder defines.
 """
 
 from wakeful.config.model import VARIANTS
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 
 NAMES: dict[str, tuple[str, ...]] = {
     "routes": (
@@ -58,4 +58,6 @@ def check_names(option: str, values: object) -> None:
         name = value.partition("(")[0].strip()
         if name.isidentifier() and name not in names:
             listed = ", ".join(entry for entry in names if entry != "scheme")
-            raise WakefulError(f"{option}={name!r} is not one of {listed}{nearest(name, names)}")
+            raise WakefulError(
+                f"{option}={name!r} is not one of {listed}{did_you_mean(name, names)}"
+            )

@@ -49,7 +49,7 @@ def choose_device(name: str, *, field: str = "device") -> torch.device:
     return device
 
 
-def dtype_called(dtype: torch.dtype | str) -> torch.dtype | None:
+def parse_dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     """Return the type of weights asked for; None for what is stored."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return None if isinstance(dtype, str) else dtype
@@ -69,7 +69,7 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def wait_for(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until a device has done what it was asked, so that a clock may be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -80,7 +80,7 @@ def peak_operations(gpu: str) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in gpu), None)
 
 
-def rough_seconds(
+def estimate_seconds(
     operations: float, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> float:
     """Return about how long that many floating-point operations of a model take on a device.

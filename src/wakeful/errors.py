@@ -47,7 +47,7 @@ def warn(message: str) -> None:
     warnings.warn(WakefulWarning(one_line(message)), stacklevel=3)
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string.
 
     The first few that begin with the word come before all that only resemble it:
@@ -62,14 +62,14 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     return f" (did you mean {', '.join(first)}{' or ' if first else ''}{last}?)"
 
 
-def nearest_path(path: str | Path) -> str:
+def did_you_mean_path(path: str | Path) -> str:
     """Return that hint for a path that is not there, to what is beside it, or an empty string."""
     there = Path(path)
     try:
         names = [] if there.exists() else os.listdir(there.parent)
     except (OSError, ValueError):  # no folder, a name that is too long or has a zero byte
         return ""
-    return nearest(str(there), [str(there.parent / name) for name in names[:_MOST]])
+    return did_you_mean(str(there), [str(there.parent / name) for name in names[:_MOST]])
 
 
 def first_line(error: BaseException) -> str:

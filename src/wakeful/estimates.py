@@ -113,7 +113,7 @@ def perplexity(loss: float) -> float:
     return math.inf if loss > _LARGEST_EXPONENT else math.exp(loss)
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """Return the number, or None where it is NaN or infinite, which JSON cannot hold, or none."""
     return value if value is not None and math.isfinite(value) else None
 
@@ -138,7 +138,7 @@ def student_quantile(freedom: int) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def reach(error: float, count: int) -> float:
+def interval_half_width(error: float, count: int) -> float:
     """Return how far the 95% confidence interval of an estimate over `count` clusters reaches.
 
     It is t · error, with Student's t of count − 1 degrees of freedom; infinite for one cluster. A
@@ -151,34 +151,36 @@ INTERVAL = "95% confidence interval (Student's t)"
 """The interval after ± in tables, of bars and bands, and of every comparison."""
 
 
-def interval(value: float, error: float, count: int) -> tuple[float, float]:
+def confidence_interval(value: float, error: float, count: int) -> tuple[float, float]:
     """Return the ends of the 95% confidence interval of an estimate over `count` clusters.
 
     NaN where there is none: of one cluster, or without an error.
     """
-    far = reach(error, count)
+    far = interval_half_width(error, count)
     return (value - far, value + far) if math.isfinite(far) else (math.nan, math.nan)
 
 
-def with_interval(value: float | None, error: float | None, count: int, sign: str = "") -> str:
-    """Return "value ± reach" of the 95% confidence interval, as `with_error` writes it."""
-    return with_error(value, None if error is None else reach(error, count), sign)
+def format_interval(value: float | None, error: float | None, count: int, sign: str = "") -> str:
+    """Return "value ± reach" of the 95% confidence interval, as `format_estimate` writes it."""
+    return format_estimate(
+        value, None if error is None else interval_half_width(error, count), sign
+    )
 
 
 def perplexity_interval(loss: float, error: float, count: int) -> tuple[float, float]:
     """Return the 95% confidence interval of e to a mean loss: e to the ends of the loss's own."""
-    low, high = interval(loss, error, count)
+    low, high = confidence_interval(loss, error, count)
     return perplexity(low), perplexity(high)
 
 
-def with_perplexity(loss: float, error: float | None, count: int) -> str:
+def format_perplexity(loss: float, error: float | None, count: int) -> str:
     """Return "perplexity (low to high)", the interval's ends in parentheses."""
     value = perplexity(loss)
     low, high = perplexity_interval(loss, math.nan if error is None else error, count)
     half = (high - low) / 2
     if not math.isfinite(half):
-        return with_error(value)
-    middle, *ends = (to_error(bound, half) for bound in (value, low, high))
+        return format_estimate(value)
+    middle, *ends = (round_to_error(bound, half) for bound in (value, low, high))
     return f"{middle} ({' to '.join(ends)})"
 
 
@@ -214,7 +216,7 @@ class LossChange:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the change; infinite for a single window."""
-        away = reach(self.error, self.windows)
+        away = interval_half_width(self.error, self.windows)
         return self.change - away, self.change + away
 
     @property
@@ -240,7 +242,7 @@ def describe_change(change: float, ends: tuple[float, float]) -> str:
     return description.replace("-", "−")
 
 
-def with_error(value: float | None, error: float | None = None, sign: str = "") -> str:
+def format_estimate(value: float | None, error: float | None = None, sign: str = "") -> str:
     """Return "value ± error", both to the error's second digit; the value alone, to four places
     or significant digits, where there is no error.
 
@@ -251,7 +253,7 @@ def with_error(value: float | None, error: float | None = None, sign: str = "") 
     return f"({text}){power}" if power else text
 
 
-def to_error(value: float | None, error: float | None, sign: str = "") -> str:
+def round_to_error(value: float | None, error: float | None, sign: str = "") -> str:
     """Return a value alone to its error's second digit, such as an edge of an interval."""
     middle, _, power = _parts(value, error, sign)
     return middle + power

@@ -11,7 +11,7 @@ _TOO_LARGE = ("allocate memory", "out of memory", "Overflow when unpacking", "in
 
 
 @contextmanager
-def guarded(problem: str, then: str = "") -> Iterator[None]:
+def wrap_errors(problem: str, then: str = "") -> Iterator[None]:
     """Turn whatever is raised into a `WakefulError`: `what` is wrong, the library's line, and what
     to do `then`. One that is raised already goes through.
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 def format_layers(layers: Sequence[int]) -> str:
     """Return layer numbers with neighbors joined: "0–14, 20"."""
     return ", ".join(
-        f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in join_layers(layers)
+        f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in group_layers(layers)
     )
 
 
-def join_layers(layers: Sequence[int]) -> list[range]:
+def group_layers(layers: Sequence[int]) -> list[range]:
     """Return layer numbers as ranges of neighbors, in their order."""
     runs: list[range] = []
     for layer in layers:

@@ -69,24 +69,24 @@ class Paged(Tensor):
         try:
             if func is _aten.embedding.default:  # a few rows of a large table
                 return func(first.stored, *rest, **kwargs).to(first.dtype)
-            args, kwargs = tree_map_only(cls, plain, (args, kwargs))
+            args, kwargs = tree_map_only(cls, to_plain_tensor, (args, kwargs))
             return func(*args, **kwargs)
         finally:
             for argument in used:
-                let_go(argument.stored)
+                release_pages(argument.stored)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def to_memory(tensor: Tensor) -> Tensor:
     """Return a tensor whose numbers lie in memory: itself, or a copy of a `Paged` one."""
     return tensor.clone() if isinstance(tensor, Paged) else tensor
 
 
-def plain(tensor: Tensor) -> Tensor:
+def to_plain_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor of the same numbers that is not `Paged`, whose pages nobody lets go of."""
     return tensor.stored.to(tensor.dtype) if isinstance(tensor, Paged) else tensor
 
 
-def by_rows(matrix: Tensor) -> Sequence[Tensor]:
+def split_rows(matrix: Tensor) -> Sequence[Tensor]:
     """Return a matrix as parts of some rows each, to work on one after another."""
     return matrix.split(max(1, AT_ONCE // matrix[0].numel()))
 
@@ -96,8 +96,8 @@ def is_finite(tensor: Tensor) -> bool:
     if not tensor.numel():
         return True
     wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # 8 bits have no order
-    for part in by_rows(tensor) if tensor.ndim > 1 else (tensor,):
-        if not all(bool(end.isfinite()) for end in whole(part).to(wide).aminmax()):
+    for part in split_rows(tensor) if tensor.ndim > 1 else (tensor,):
+        if not all(bool(end.isfinite()) for end in to_memory(part).to(wide).aminmax()):
             return False
     return True
 
@@ -120,12 +120,12 @@ def _is_as_stored(tensor: Any, requested: dict[str, Any]) -> bool:
     )
 
 
-def as_stored(tensor: Tensor) -> Tensor:
+def stored_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor in the type that it is stored in, which is its own unless it is `Paged`."""
     return tensor.stored if isinstance(tensor, Paged) else tensor
 
 
-def let_go(tensor: Tensor) -> None:
+def release_pages(tensor: Tensor) -> None:
     """Take a file's pages out of memory; they are read again when they are used again.
 
     Only for tensors that lie in a file and are not written to: other memory would be cleared.
@@ -148,7 +148,7 @@ def _trim() -> None:
         _libc.malloc_trim(0)
 
 
-def in_file(tensor: Tensor) -> Paged:
+def copy_to_file(tensor: Tensor) -> Paged:
     """Return a copy of a tensor in a file without a name, in the folder of the cache.
 
     Raises:
@@ -172,7 +172,7 @@ def in_file(tensor: Tensor) -> Paged:
         ) from None
     tensor_view = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape)  # pyright: ignore
     tensor_view.copy_(tensor)
-    let_go(tensor_view)
+    release_pages(tensor_view)
     _trim()
     return Paged(tensor_view, tensor.dtype)
 
@@ -185,7 +185,7 @@ def store_like(source: Tensor, result: Tensor) -> Tensor:
         return result
     kind = source.stored.dtype
     rounds = kind.is_floating_point and result.is_floating_point()
-    return Paged(in_file(result.to(kind) if rounds else result).stored, result.dtype)
+    return Paged(copy_to_file(result.to(kind) if rounds else result).stored, result.dtype)
 
 
 def load_weights(model: nn.Module) -> None:
@@ -194,7 +194,9 @@ def load_weights(model: nn.Module) -> None:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if isinstance(parameter, Paged):
-                copied = parameters.get(id(parameter)) or nn.Parameter(whole(parameter.detach()))
+                copied = parameters.get(id(parameter)) or nn.Parameter(
+                    to_memory(parameter.detach())
+                )
                 module._parameters[name] = parameters[id(parameter)] = copied
 
 
@@ -205,7 +207,7 @@ def replace_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     setattr(module, name, nn.Parameter(parameter, requires_grad=old.requires_grad))
 
 
-def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def page_matrices(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Let the matrices of a model stay in the files that they were read from; return the model.
 
     They show themselves in `dtype`. What lies in memory, or is a vector, is converted.
@@ -247,7 +249,7 @@ def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
 
 
 @contextlib.contextmanager
-def in_memory(*modules: nn.Module) -> Iterator[None]:
+def parameters_in_memory(*modules: nn.Module) -> Iterator[None]:
     """Let the parameters of modules be copies in memory that may be written to, for a while.
 
     Afterwards those of `Paged` ones are in files again, rounded to the type that they had there.

@@ -26,7 +26,7 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "wakeful"
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """Return a path with `~` replaced by the home folder; that of an unknown user stays."""
     return Path(os.path.expanduser(path))
 
@@ -46,7 +46,7 @@ def free_folder(path: str | Path) -> Path:
     return candidate
 
 
-def part_beside(path: Path) -> Path:
+def temporary_path_beside(path: Path) -> Path:
     """Return a hidden path beside `path`, free to write what is to take its place.
 
     Its name says whose it is, and what a process that is gone left beside it is removed, once for
@@ -103,7 +103,7 @@ def _boot() -> str:
     return hashlib.sha256(boot.encode()).hexdigest()[:8]
 
 
-def moved_in(part: Path, folder: Path, file: str) -> None:
+def install_folder(part: Path, folder: Path, file: str) -> None:
     """Give a finished folder its name in one step, or leave the one that another process made.
 
     `file` is one that a finished folder has: without it there, the error of the move is raised.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate, Figure, interval, perplexity_interval
+from wakeful.estimates import Estimate, Figure, confidence_interval, perplexity_interval
 
 AVERAGE = "average of"
 """Prefix of the task name of an average over tasks."""
@@ -63,7 +63,7 @@ class Score:
         """Return the ends of the 95% confidence interval; of a perplexity, e to its loss's."""
         if self.exponential:
             return perplexity_interval(*self.in_nats.over_examples.estimate, len(self.keys))
-        return interval(self.figure, self.error, len(self.keys))
+        return confidence_interval(self.figure, self.error, len(self.keys))
 
     @property
     def in_nats(self) -> "Score":
@@ -86,7 +86,7 @@ def paired_difference(score: Score, baseline: Score) -> Estimate | None:
     return score.in_nats.over_examples.minus(baseline.in_nats.over_examples)
 
 
-def ratio(score: Score, baseline: Score) -> Estimate:
+def score_ratio(score: Score, baseline: Score) -> Estimate:
     """Return score / baseline with its standard error, the two measured apart; NaN without one."""
     value = score.figure / baseline.figure
     relative = math.hypot(score.error / score.figure, baseline.error / baseline.figure)
@@ -94,11 +94,11 @@ def ratio(score: Score, baseline: Score) -> Estimate:
 
 
 def can_combine(scores: Sequence[Score]) -> bool:
-    """Tell whether `combined` can take these scores: means over two or more examples each."""
+    """Tell whether `combine_scores` can take these scores: means over two or more examples each."""
     return all(len(score.keys) > 1 and not score.exponential for score in scores)
 
 
-def combined(scores: Sequence[Score], shares: Sequence[float], task: str) -> Score:
+def combine_scores(scores: Sequence[Score], shares: Sequence[float], task: str) -> Score:
     """Return a weighted mean of one model's scores as one score over all their examples.
 
     With task t of mean m_t, error e_t and share a_t, Σ a_t = 1, it is Σ a_t m_t with the error
@@ -129,11 +129,11 @@ def same_shots(scores: Sequence[Score]) -> int | None:
     return shots.pop() if len(shots) == 1 else None
 
 
-def averages(scores: Sequence[Score]) -> list[Score]:
+def average_tasks(scores: Sequence[Score]) -> list[Score]:
     """Return the mean over tasks of each metric that two or more tasks have, for one model.
 
     Tasks have equal weight, however many examples they have, and a group counts once: its parts do
-    not count beside it. The error is that of `combined`. Perplexities are not averaged.
+    not count beside it. The error is that of `combine_scores`. Perplexities are not averaged.
     """
     task_averages: list[Score] = []
     plain = [score for score in scores if not score.part_of and can_combine([score])]
@@ -141,7 +141,7 @@ def averages(scores: Sequence[Score]) -> list[Score]:
         tasks = [score for score in plain if score.metric == metric]
         if len(tasks) > 1:
             shares = [1 / len(tasks)] * len(tasks)
-            mean = combined(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
+            mean = combine_scores(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
             task_averages.append(dataclasses.replace(mean, shots=0))
     return task_averages
 

@@ -9,7 +9,7 @@ _AUTOCAST = ("cpu", "cuda")
 
 
 @contextmanager
-def ordinary_switches() -> Iterator[None]:
+def default_torch_state() -> Iterator[None]:
     """Let gradients be kept, new tensors be float32 on the CPU, and arithmetic be as it is written,
     for a while: without inference mode, `no_grad`, autocast, another default type or device.
 

@@ -29,7 +29,7 @@ from wakeful.inheritance.options import SHORT_NAMES, InheritOptions
 from wakeful.optim.build import BUILDERS
 from wakeful.quantization.schemes import NAMED
 from wakeful.runs.run import Run
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 VERBS = all_verbs()
 KINDS = {name: verb.options for name, verb in VERBS.items()}
@@ -327,7 +327,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("folder", NAMES)
 def test_the_catalog_names_what_each_folder_defines(folder: str) -> None:
-    known = set(BUILDERS) if folder == "optim" else {*variants(folder)}
+    known = set(BUILDERS) if folder == "optim" else {*variants_by_name(folder)}
     if folder == "quantization.schemes":
         known = {*NAMED, "scheme"}
     assert {*NAMES[folder]} == known

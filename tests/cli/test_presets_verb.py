@@ -64,7 +64,7 @@ def test_presets_are_listed_and_printed(
 ) -> None:
     monkeypatch.setattr(OUT, "_width", 80)
     monkeypatch.setattr(
-        "wakeful.demonstration.presets.rough_seconds", lambda *_: 1 / TOOL.TWO_CORES
+        "wakeful.demonstration.presets.estimate_seconds", lambda *_: 1 / TOOL.TWO_CORES
     )
     assert main(["presets"]) == 0
     shown = capsys.readouterr().out

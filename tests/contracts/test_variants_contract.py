@@ -28,8 +28,8 @@ from helpers import (
 )
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.variants import Variant, build, variant_name, variants
-from wakeful.variants.discovery import classes
+from wakeful.variants import Variant, build, variant_name, variants_by_name
+from wakeful.variants.discovery import package_classes
 
 pytestmark = pytest.mark.filterwarnings("error")
 HEADS = {"gqa": 2, "mha": 0}
@@ -377,11 +377,11 @@ BASES = {
 
 @pytest.mark.parametrize("folder", BASES)
 def test_every_class_of_a_folder_is_a_variant_that_says_what_it_is(folder):
-    ours = [kind for kind in classes(folder) if issubclass(kind, Variant)]
+    ours = [kind for kind in package_classes(folder) if issubclass(kind, Variant)]
     bases = [kind.__name__ for kind in ours if "examples" not in vars(kind)]
     assert bases == BASES[folder]
     kinds = [kind for kind in ours if kind.__name__ not in bases]
-    assert {variant_name(kind): kind for kind in kinds} == variants(folder)
+    assert {variant_name(kind): kind for kind in kinds} == variants_by_name(folder)
     for kind in kinds:
         assert variant_name(kind) in (kind.examples[0].split("(")[0], kind.name)
         assert kind.examples
@@ -396,7 +396,7 @@ def test_every_class_of_a_folder_is_a_variant_that_says_what_it_is(folder):
 
 @pytest.mark.parametrize("folder", FIELD)
 def test_every_variant_says_what_it_is(folder):
-    assert all(kind.__doc__ for kind in variants(folder).values())
+    assert all(kind.__doc__ for kind in variants_by_name(folder).values())
 
 
 @every_example

@@ -14,7 +14,7 @@ from helpers import EXAMPLES, FIELD, assert_rotated_along, gradients, some_token
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf import code
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.families.base import canonical
+from wakeful.hf.families.base import canonical_config
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.hf.projections import projection_name
 from wakeful.hf.weights_out import export_decoder
@@ -74,7 +74,7 @@ def test_an_export_comes_back_to_us_and_to_transformers(
 
     tokens = some_tokens(2, 9)
     wanted = decoder(tokens)
-    assert canonical(ours.config) == canonical(
+    assert canonical_config(ours.config) == canonical_config(
         folded(decoder).config if not own else decoder.config
     )
     # What folds is rounded once more; float32 keeps 1e-7, and logits are near 10.

@@ -23,10 +23,10 @@ from wakeful.runs.records import DataFacts, data_facts
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 from wakeful.training.validation import task_losses, window_losses
-from wakeful.variants import build, variants
+from wakeful.variants import build, variants_by_name
 
 TEXT = "aab" * 20 + "c"  # closed to a circle: c is followed by a
-EXAMPLES = [e for kind in variants("data.tasks").values() for e in kind.examples]
+EXAMPLES = [e for kind in variants_by_name("data.tasks").values() for e in kind.examples]
 
 
 @pytest.fixture(scope="module")
@@ -395,9 +395,9 @@ def test_windows_of_text_begin_with_bos_where_asked(
         assert torch.equal(other[1], one[1])
     run = train_run(begun, tmp_path / "run")
     model = load(run.path)
-    assert model.begin("auto") == [data.tokenizer.end_of_text]
+    assert model.start_tokens("auto") == [data.tokenizer.end_of_text]
     assert model.encode("def ") == [data.tokenizer.end_of_text, *data.tokenizer.encode("def ")]
-    assert load(train_run(plain, tmp_path / "plain").path).begin("auto") == []
+    assert load(train_run(plain, tmp_path / "plain").path).start_tokens("auto") == []
     losses = [row["loss"] for row in run.metrics() if row["kind"] == "train"]
     (run.checkpoints / "step-00000008").rename(tmp_path / "last")
     again = train_run(Config(), run.path, resume=True)

@@ -12,7 +12,7 @@ from routes.reference import DEPTHS, ROUTES, Model
 from wakeful.depth.manifold import ManifoldHyperConnections, sinkhorn
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 
 @pytest.mark.parametrize("layers", [1, 4, 5])
@@ -42,7 +42,7 @@ def test_a_depth_mix_and_a_route_do_not_meet():
     torch.testing.assert_close(decoder(tokens), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", variants("depth"))
+@pytest.mark.parametrize("name", variants_by_name("depth"))
 def test_every_depth_mix_has_a_definition(name):
     assert any(expression.split("(")[0] == name for expression in (*DEPTHS, *READS))
 

@@ -25,7 +25,7 @@ from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.tasks import named_tasks, quiet
-from wakeful.scores import Score, averages, paired_difference
+from wakeful.scores import Score, average_tasks, paired_difference
 
 __all__ = ["llama"]
 
@@ -98,7 +98,7 @@ class Guessing(LM):
 
 def asked(*names: str, seed: int = 0, **options: Any) -> dict[tuple[str, str], Score]:
     scores = run_tasks(f"m{seed}", Guessing(seed), named_tasks(names), **options)
-    return {(score.task, score.metric): score for score in [*scores, *averages(scores)]}
+    return {(score.task, score.metric): score for score in [*scores, *average_tasks(scores)]}
 
 
 def leaves(found: dict[tuple[str, str], Score], *names: str) -> list[Score]:

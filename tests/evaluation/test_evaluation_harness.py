@@ -63,8 +63,8 @@ def logits_of(loaded: Model, tokens: list[int]) -> torch.Tensor:
 def by_hand(loaded: Model, context: str, continuation: str, bos: bool) -> tuple[float, bool]:
     """Return log p(continuation | context) and whether greedy decoding writes it, unbatched."""
     first = [loaded.bos] if bos else []
-    given = [*first, *loaded.plain(context)]
-    whole = [*first, *loaded.plain(context + continuation)]
+    given = [*first, *loaded.encode_plain(context)]
+    whole = [*first, *loaded.encode_plain(context + continuation)]
     logits = logits_of(loaded, whole[-loaded.context - 1 : -1])
     total, greedy = 0.0, True
     for offset in range(1, len(whole) - len(given) + 1):
@@ -109,7 +109,7 @@ def test_figures_are_those_of_lm_evals_own_class(
 ) -> None:
     tasks = local_tasks(tmp_path)
     expected = figures(run_tasks("m", own_class(model), tasks))
-    asked = model.converted() if as_decoder else model
+    asked = model.as_decoder_model() if as_decoder else model
     found = figures(run_tasks("m", HarnessModel(asked, batch_size=batch_size), tasks))
     assert found.keys() == expected.keys()
     for name, score in found.items():
@@ -130,7 +130,7 @@ def own_class(model: Model) -> Any:
 
 @pytest.mark.parametrize("bos", [False, True])
 def test_a_run_is_asked(ours: Model, tmp_path: Path, bos: bool) -> None:
-    ours.own_tokenizer.bos = 3
+    ours.wakeful_tokenizer.bos = 3
     lm = HarnessModel(ours, bos=bos, batch_size=3)
     found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
     answers = [
@@ -154,7 +154,7 @@ def test_the_model_and_its_tokenizer_stay_as_they_were(tmp_path: Path) -> None:
 def test_a_special_token_that_a_text_spells_is_text(model: Model) -> None:
     lm = HarnessModel(model)
     tokens, mask = lm.tok_batch_encode(["a <eos> b", "x"], left_truncate_len=60)
-    assert tokens[0].tolist() == lm.tok_encode("a <eos> b") == model.plain("a <eos> b")
+    assert tokens[0].tolist() == lm.tok_encode("a <eos> b") == model.encode_plain("a <eos> b")
     assert 256 not in tokens[0]
     assert mask.sum(1).tolist() == [9, 1]
 
@@ -188,7 +188,7 @@ def test_a_quantized_decoder_writes(model: Model) -> None:
     with quiet():
         texts = lm.generate_until([instance("generate_until", each, settings) for each in prompts])
     assert texts == [
-        small.decode(small.tokens_after(small.plain(each), num_tokens=12, temperature=0.0))
+        small.decode(small.generate_ids(small.encode_plain(each), num_tokens=12, temperature=0.0))
         for each in prompts
     ]
 
@@ -228,7 +228,7 @@ def instance(kind: Any, *arguments: Any) -> Instance:
 def test_text_ends_at_any_of_the_tokens_that_the_model_names(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "llama")
     written = list(
-        load(str(folder), device=CPU).tokens_after([1, 2], num_tokens=12, temperature=0.0)
+        load(str(folder), device=CPU).generate_ids([1, 2], num_tokens=12, temperature=0.0)
     )
     end = written[6]
     said = {"eos_token_id": [256, end]}
@@ -248,7 +248,7 @@ def test_text_ends_at_any_of_the_tokens_that_the_model_names(tmp_path: Path) -> 
 def test_generation_stops_where_a_task_says(ours: Model) -> None:
     lm = HarnessModel(ours)
     settings = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
-    tokens = list(ours.tokens_after(ours.plain("def "), num_tokens=12, temperature=0.0))
+    tokens = list(ours.generate_ids(ours.encode_plain("def "), num_tokens=12, temperature=0.0))
     plain = str(ours.tokenizer.decode(tokens))
     assert lm.generate_until([instance("generate_until", "def ", settings)]) == [plain]
     stop = plain[3:5]

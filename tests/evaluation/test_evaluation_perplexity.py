@@ -52,7 +52,7 @@ def explicit(model: Model, tokens: list[int], length: int, stride: int, bos: boo
 )
 def test_every_token_counts_once(model: Model, length: int, stride: int, bos: bool) -> None:
     words = WORDS[:73]
-    tokens = model.plain(words)
+    tokens = model.encode_plain(words)
     nats = explicit(model, tokens, length, stride, bos)
     found, bits = measure_perplexity(
         model, words, length=length, stride=stride, bos=bos, batch_size=3
@@ -100,19 +100,19 @@ def test_bytes_are_those_of_the_text(model: Model, text: Path, tmp_path: Path) -
     for each in (model, ours):
         for words in (WORDS, "  def \n\n\t value é漢字😀  in\n"):
             tokens, ends = tokenize(each, words)
-            assert tokens == each.plain(words)
+            assert tokens == each.encode_plain(words)
             assert ends is not None
             assert (len(ends), ends[0], ends[-1]) == (len(tokens) + 1, 0, len(words.encode()))
             assert (np.diff(ends) >= 0).all()
     spelled = "the <|endoftext|> of a text"  # which stays ordinary characters
-    assert tokenize(ours, spelled)[0] == ours.plain(spelled)
+    assert tokenize(ours, spelled)[0] == ours.encode_plain(spelled)
 
 
 def test_our_decoder_has_the_loss_of_its_own(text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text), tmp_path / "run")
     ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float64)
     words = (text / "000.txt").read_text()
-    tokens = torch.tensor([ours.plain(words)[:33]])
+    tokens = torch.tensor([ours.encode_plain(words)[:33]])
     expected = ours.module.loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
     likelihoods = log_likelihoods(ours.module, tokens[:, :-1], tokens[:, 1:])
     assert -likelihoods == pytest.approx(expected, rel=1e-9)
@@ -175,9 +175,9 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
     tokenizer.add_tokens(["zebra"])
     loaded = load(str(llama), tokenizer=tokenizer)
     told = "is given token 258, and has embeddings of 258 tokens"
-    for call in (loaded.plain, loaded.encode, lambda text: tokenize(loaded, text),
+    for call in (loaded.encode_plain, loaded.encode, lambda text: tokenize(loaded, text),
                  lambda text: loaded.generate(text, num_tokens=1)):  # fmt: skip
         with pytest.raises(WakefulError, match=told):
             call("a zebra")
-    assert loaded.plain("a bear")
-    assert tokenize(loaded, "a bear")[0] == loaded.plain("a bear")
+    assert loaded.encode_plain("a bear")
+    assert tokenize(loaded, "a bear")[0] == loaded.encode_plain("a bear")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
 from wakeful.evaluation.report import evaluation_summary, score_headlines
-from wakeful.scores import Score, averages, paired_difference, ratio, scores_table
+from wakeful.scores import Score, average_tasks, paired_difference, score_ratio, scores_table
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -56,12 +56,12 @@ def test_a_paired_difference_is_that_of_the_differences() -> None:
 
 def test_a_ratio_of_two_speeds_has_the_error_of_both() -> None:
     ours, theirs = (score([32.0] * 3, seconds) for seconds in ([1.0, 1.1, 1.2], [2.0, 2.3, 2.1]))
-    times, error = ratio(ours, theirs)
+    times, error = score_ratio(ours, theirs)
     assert times == pytest.approx((96 / 3.3) / (96 / 6.4))
     # The delta method on ln r: the logarithms of two independent figures are subtracted.
     logs = [each.error / each.figure for each in (ours, theirs)]
     assert error == pytest.approx(times * math.sqrt(logs[0] ** 2 + logs[1] ** 2))
-    assert math.isnan(ratio(score([2.0]), score([1.0]))[1])
+    assert math.isnan(score_ratio(score([2.0]), score([1.0]))[1])
 
 
 def test_other_examples_are_not_paired() -> None:
@@ -86,18 +86,18 @@ def test_an_average_counts_tasks_alike_and_pairs_between_models() -> None:
     first, second = [1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
     tasks = [score(first, metric="acc"), score(second, metric="acc", task="u"),
              score([2.0, 4.0], metric="loss")]  # fmt: skip
-    (average,) = averages(tasks)
+    (average,) = average_tasks(tasks)
     assert (average.task, average.metric) == ("average of 2 tasks", "acc")
     assert average.figure == pytest.approx((0.75 + 0.25) / 2)
     assert average.error == pytest.approx(math.hypot(tasks[0].error, tasks[1].error) / 2)
     better = [score([1.0, 1.0, 1.0, 1.0], metric="acc"), score(second, metric="acc", task="u")]
-    (other,) = averages(better)
+    (other,) = average_tasks(better)
     gain, error = paired_difference(other, average)
     assert gain == pytest.approx(0.125)
     assert 0 < error < other.error + average.error
     # Of one task, or of perplexities, there is no average.
-    assert averages(tasks[:1]) == []
-    assert averages([score([1.0, 2.0], exponential=True, task=name) for name in "ab"]) == []
+    assert average_tasks(tasks[:1]) == []
+    assert average_tasks([score([1.0, 2.0], exponential=True, task=name) for name in "ab"]) == []
 
 
 def test_losses_are_compared_once_in_nats_whatever_their_unit() -> None:

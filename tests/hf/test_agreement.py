@@ -21,9 +21,9 @@ from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf import agreement as module
-from wakeful.hf.agreement import InFloat32, agreement
-from wakeful.hf.checkpoint_reader import attention_of
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.agreement import InFloat32, compare_logits
+from wakeful.hf.checkpoint_reader import required_attention
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.loading.load import read_decoder
 
 
@@ -35,8 +35,8 @@ def test_both_agree_in_float32_and_keep_their_weights(name: str, dtype: torch.dt
         parameter.data = parameter.data.to(dtype)
     theirs.train()
     weights = {key: p.data_ptr() for key, p in theirs.named_parameters()}
-    ours = decoder_of(theirs)
-    found = agreement(theirs, ours)
+    ours = convert_hf_model(theirs)
+    found = compare_logits(theirs, ours)
     assert found.architecture == type(theirs).__name__
     assert found.largest < 1e-5
     assert found.relative < 1e-5
@@ -148,7 +148,7 @@ def test_layers_that_are_cut_with_their_lists_are_taken() -> None:
     theirs: Any = random_model(copy.deepcopy(MODELS["gemma2, window"]))
     only_last(theirs)
     theirs.config.layer_types = theirs.config.layer_types[1:]
-    assert wakeful.load(theirs).converted().agreement.largest < 1e-5  # pyright: ignore
+    assert wakeful.load(theirs).as_decoder_model().agreement.largest < 1e-5  # pyright: ignore
 
 
 def test_a_class_that_computes_something_else_is_refused() -> None:
@@ -158,7 +158,7 @@ def test_a_class_that_computes_something_else_is_refused() -> None:
 
 
 def test_what_transformers_cannot_run_is_said() -> None:
-    model = wakeful.load(Broken(MODELS["llama"]).eval()).converted()  # pyright: ignore
+    model = wakeful.load(Broken(MODELS["llama"]).eval()).as_decoder_model()  # pyright: ignore
     assert str(model.agreement) == (
         "not compared with Broken: Transformers cannot run it here: no kernel"
     )
@@ -169,7 +169,7 @@ def test_frequencies_that_a_cast_rounded_are_named(name: str) -> None:
     """What from_pretrained leaves in float32, `module.half()` rounds."""
     theirs = random_model(copy.deepcopy(MODELS[name])).half()
     buffers = {key: each.clone() for key, each in theirs.named_buffers()}
-    found = wakeful.load(theirs).converted().agreement
+    found = wakeful.load(theirs).as_decoder_model().agreement
     assert found is not None
     assert found.largest < 1e-5
     assert "rotary frequencies as from_pretrained has them, before a cast" in str(found)
@@ -196,21 +196,21 @@ def long_window(layers: int = 4) -> Any:
 
 def test_past_a_long_window_the_first_layers_read_alone() -> None:
     theirs = long_window()
-    found = agreement(theirs, decoder_of(theirs))
+    found = compare_logits(theirs, convert_hf_model(theirs))
     assert found.note == "; past the window of 600 through 1 of the layers"
     assert found.tokens == 64 + 32
     assert theirs.config.num_hidden_layers == len(theirs.model.layers) == 4
     # What differs past it alone is found.
-    ours = decoder_of(theirs)
+    ours = convert_hf_model(theirs)
     theirs.config.sliding_window = 500
     with pytest.raises(WakefulError, match="gives other logits"):
-        agreement(theirs, ours)
+        compare_logits(theirs, ours)
 
 
 def test_a_window_too_long_to_read_past_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 100)
     theirs = long_window()
-    found = agreement(theirs, decoder_of(theirs))
+    found = compare_logits(theirs, convert_hf_model(theirs))
     assert str(found).endswith("(64 tokens, float32; not past the window of 600 tokens)")
 
 
@@ -249,7 +249,7 @@ def test_zero_null_and_missing_are_read_as_transformers_reads_them(
             try:
                 config = AutoConfig.from_pretrained(tmp_path)
                 theirs = AutoModelForCausalLM.from_pretrained(
-                    tmp_path, config=config, attn_implementation=attention_of(config)
+                    tmp_path, config=config, attn_implementation=required_attention(config)
                 ).eval()
                 with torch.no_grad():
                     wanted = theirs(tokens, use_cache=False).logits

@@ -31,9 +31,9 @@ from transformers import (
 from helpers import tiny_decoder
 from quantization.test_experts import model_of
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import whole_model
-from wakeful.hf.transforms import attach
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.checkpoint_reader import load_hf_model
+from wakeful.hf.transforms import attach_transforms
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.probes.running import logits_of
 from wakeful.quantization import compressed, parse_scheme, quantize_module, quantized_layers
 from wakeful.quantization.compressed import (
@@ -140,11 +140,11 @@ def test_stock_transformers_reads_the_same_model(
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("scheme", CACHES)
 def test_scales_of_a_cache_are_written_and_read(scheme: str, ours: bool, tmp_path: Path) -> None:
-    model = decoder_of(llama()) if ours else llama()
+    model = convert_hf_model(llama()) if ours else llama()
     quantized = small(model, scheme)
     save_compressed(quantized, tmp_path / "small", lambda _: None)
     expected = logits(quantized)
-    theirs = whole_model(tmp_path / "small", dtype="auto")
+    theirs = load_hf_model(tmp_path / "small", dtype="auto")
     torch.testing.assert_close(logits(theirs), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(model), expected, atol=1e-3)
     stored = load_file(tmp_path / "small" / "model.safetensors")
@@ -163,7 +163,7 @@ def test_several_files_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = saved(ours, tmp_path / "several")
     assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 2
     assert torch.equal(logits(found), logits(expected))
-    again = whole_model(tmp_path / "several", dtype="auto")
+    again = load_hf_model(tmp_path / "several", dtype="auto")
     assert torch.equal(logits(again), logits(expected))
 
 
@@ -177,7 +177,7 @@ def test_a_norm_that_is_stored_less_one_is_divided_whole(ours: bool, tmp_path: P
         for name, parameter in gemma.named_parameters():
             if "norm" in name:
                 parameter.uniform_(-0.5, 0.5)
-    model = decoder_of(gemma) if ours else gemma
+    model = convert_hf_model(gemma) if ours else gemma
     quantized = small(model, "fp8(method=smooth(norms=True))")
     theirs = saved(quantized, tmp_path / "small")
     assert isinstance(theirs, Gemma3ForCausalLM)
@@ -245,7 +245,7 @@ def test_four_bit_floats_are_read_by_stock_transformers(scheme: str, tmp_path: P
 def test_four_bit_floats_of_one_layer(scheme: str, tmp_path: Path) -> None:
     ours = small(llama(), scheme)
     save_compressed(ours, tmp_path / "small", lambda _: None)
-    theirs = whole_model(tmp_path / "small", dtype=torch.float32)
+    theirs = load_hf_model(tmp_path / "small", dtype=torch.float32)
     assert theirs.dtype == torch.float32
     for name, layer in quantized_layers(ours).items():
         x = torch.randn(8, layer.in_features)
@@ -272,7 +272,7 @@ def test_matrices_that_an_engine_multiplies_as_one_share_a_scale(tmp_path: Path)
 @pytest.mark.parametrize("width", [64, 96])
 @pytest.mark.parametrize("scheme", ["fp8", EXACT[0]])
 def test_an_inner_rotation_is_a_transform(width: int, scheme: str, tmp_path: Path) -> None:
-    model = decoder_of(llama(intermediate_size=width))
+    model = convert_hf_model(llama(intermediate_size=width))
     ours = small(rotate(model, inner=True), scheme)
     folder = tmp_path / "small"
     save_compressed(ours, folder, lambda _: None)
@@ -285,12 +285,12 @@ def test_an_inner_rotation_is_a_transform(width: int, scheme: str, tmp_path: Pat
     assert matrix.abs().allclose(torch.ones(())) == (width == 64)
     with pytest.raises(ValueError, match="needs transform_config: vLLM or wakeful"):
         AutoModelForCausalLM.from_pretrained(folder)
-    theirs = whole_model(folder, dtype=torch.float32).eval()
+    theirs = load_hf_model(folder, dtype=torch.float32).eval()
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
 
 
 def test_a_rotated_layer_with_a_bias_is_refused() -> None:
-    turned = rotate(decoder_of(llama(mlp_bias=True)), inner=True)
+    turned = rotate(convert_hf_model(llama(mlp_bias=True)), inner=True)
     layers = linear_layers(turned)
     with pytest.raises(WakefulError, match="a bias of a layer whose inputs are rotated"):
         check_compressed(turned, dict.fromkeys(layers, parse_scheme("fp8")), layers)
@@ -317,7 +317,7 @@ def test_transforms_of_others(
     transforms.apply_transform_config(expected, config)
     made = {name: tensor for name, tensor in expected.state_dict().items() if "R4" in name}
     assert made
-    attach(found, {"R4": group}, made if kind != "hadamard" else {}, "it")
+    attach_transforms(found, {"R4": group}, made if kind != "hadamard" else {}, "it")
     torch.testing.assert_close(logits(found), logits(expected), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(found), logits(llama()), atol=1e-2)
 
@@ -328,7 +328,7 @@ def test_transforms_that_are_not_known_are_refused() -> None:
         args = {"targets": ["re:.*up_proj$"], "location": "input"}
         table = {"type": "hadamard", "apply": [args | dict(group.pop("args", {}))]} | group  # pyright: ignore
         with pytest.raises(WakefulError, match=message):
-            attach(llama(hidden_size=48), {"R4": table}, {}, "it")
+            attach_transforms(llama(hidden_size=48), {"R4": table}, {}, "it")
 
     fails("'random-matrix', of which readers differ", type="random-matrix")
     fails("of which readers differ", randomize=True)
@@ -344,7 +344,7 @@ def test_transforms_that_are_not_known_are_refused() -> None:
 def test_our_decoder_becomes_the_stock_architecture(
     scheme: str, tied: bool, tmp_path: Path
 ) -> None:
-    decoder = decoder_of(llama(tie_word_embeddings=tied, attention_bias=True))
+    decoder = convert_hf_model(llama(tie_word_embeddings=tied, attention_bias=True))
     ours = small(decoder, scheme)
     theirs = saved(ours, tmp_path / "small")
     assert isinstance(theirs, LlamaForCausalLM)
@@ -391,7 +391,7 @@ def test_which_layers_read_which_norm() -> None:
         f"model.layers.1.self_attn.{name}_proj" for name in "qkv"
     ]
     assert sum(map(len, found.values())) == 2 * 5  # Transformers cuts what the head reads
-    found = readers_of_norms(decoder_of(llama()))
+    found = readers_of_norms(convert_hf_model(llama()))
     assert found["blocks.0.mlp_norm"] == ["blocks.0.mlp.gate", "blocks.0.mlp.up"]
     assert found["norm"] == ["head"]
 
@@ -401,7 +401,7 @@ def test_which_layers_read_which_tensor() -> None:
     for model in (llama(), olmo):
         expected = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
         assert expected in readers_of_tensors(model)
-    found = readers_of_tensors(decoder_of(llama()))
+    found = readers_of_tensors(convert_hf_model(llama()))
     assert ["blocks.0.mlp.gate", "blocks.0.mlp.up"] in found
     assert ["blocks.1.mlp.down"] in found
     assert sum(map(len, found)) == 2 * 7 + 1
@@ -453,7 +453,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails(r"weights without a zero point.* use --scheme .*absmax\(bits=4", model, "w4")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)).eval()
     fails("is an nn.Linear in Transformers", gpt2, "fine")
-    fails("holds several of ours", decoder_of(gpt2), "fine")
+    fails("holds several of ours", convert_hf_model(gpt2), "fine")
     fails(
         r"our own class: .*--rotate hadamard, --rotate_inner",
         tiny_decoder(dtype=torch.float32, route="resformer"),
@@ -507,7 +507,7 @@ def test_experts_are_written_one_by_one(name: str, scheme: str, tmp_path: Path) 
     assert type(theirs) is type(model)
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(theirs), logits(model), atol=1e-3)
-    again = whole_model(tmp_path / "small", dtype="auto")
+    again = load_hf_model(tmp_path / "small", dtype="auto")
     assert torch.equal(logits(again), logits(theirs))
     stored = load_file(tmp_path / "small" / "model.safetensors")
     block = "block_sparse_moe" if name == "Mixtral" else "mlp"
@@ -581,7 +581,7 @@ def test_layers_of_several_schemes_are_one_file(
     for name, layer in quantized_layers(ours).items():
         weight = theirs.get_submodule(name).weight
         assert torch.equal(weight.float(), layer.dequantized()), name
-    again = whole_model(folder, dtype="auto")
+    again = load_hf_model(folder, dtype="auto")
     assert torch.equal(logits(again), logits(theirs))
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert config["format"] == "pack-quantized"

@@ -16,7 +16,7 @@ from hf.models import VARIANTS
 from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.families.base import canonical
+from wakeful.hf.families.base import canonical_config
 from wakeful.hf.families.granite import SWA
 from wakeful.hf.weights_out import export_decoder
 from wakeful.loading.load import load, read_decoder
@@ -140,7 +140,9 @@ def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_pa
     # A Gemma's norms are stored less one: a weight below a half comes back rounded.
     rounded = 1e-5 if kind.startswith("gemma") else 0.0
     torch.testing.assert_close(again.decoder()(tokens), decoder(tokens), rtol=0, atol=rounded)
-    assert canonical(again.decoder().config) == canonical(folded_config(decoder.config))
+    assert canonical_config(again.decoder().config) == canonical_config(
+        folded_config(decoder.config)
+    )
 
 
 def test_no_architecture_is_chosen_beside_which_transformers_reads_another_tokenizer(
@@ -190,14 +192,16 @@ def test_the_tokenizer_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
     # From one folder to the next: files and ids go along.
     (tmp_path / "out" / "chat_template.jinja").write_text("{{ messages }}")
     first = read_decoder(tmp_path / "out")
-    export_decoder(first.decoder(), tmp_path / "next", tokenizer=first.own_tokenizer, shard="20KB")
+    export_decoder(
+        first.decoder(), tmp_path / "next", tokenizer=first.wakeful_tokenizer, shard="20KB"
+    )
     assert (tmp_path / "next" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert AutoTokenizer.from_pretrained(tmp_path / "next").eos_token_id == theirs.eos_token_id
     assert len(list((tmp_path / "next").glob("model-*.safetensors"))) > 2
     tokens = some_tokens(1, 9)
     second = read_decoder(tmp_path / "next")
     assert torch.equal(second.decoder()(tokens), first.decoder()(tokens))
-    assert second.own_tokenizer.same_tokens(tokenizer)
+    assert second.wakeful_tokenizer.same_tokens(tokenizer)
     assert second.encode(text) == tokenizer.encode(text)
 
 

@@ -11,7 +11,7 @@ from helpers import some_tokens
 from hf.test_export import of_qwen
 from hf.test_weights_in import MODELS, random_model
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.hf.weights_out import export_decoder
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
@@ -58,7 +58,7 @@ def same_text(ours: Decoder, theirs: torch.nn.Module) -> None:
 def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     kind = name.split(",", maxsplit=1)[0]
     theirs = random_model(copy.deepcopy(MODELS[name]))  # its configuration is changed below
-    ours = decoder_of(theirs)
+    ours = convert_hf_model(theirs)
     same_text(ours, theirs)
     seen = []
     for model in (ours, theirs):
@@ -96,7 +96,7 @@ def test_an_heir_with_a_bridge_is_read_back_by_its_family(
     name: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Bridges change matrices, and norms behind them, which families store in their own ways."""
-    ours, kept = decoder_of(random_model(MODELS[name])), named_layers((0, 2), of=3)
+    ours, kept = convert_hf_model(random_model(MODELS[name])), named_layers((0, 2), of=3)
     plain, heir = (inherit_blocks(ours, kept).eval() for _ in range(2))
     (found,) = bridge(heir, ours, kept, some_tokens(40, 31))
     assert found.error < found.plain

@@ -20,11 +20,11 @@ import wakeful
 from helpers import since
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import _check_rotation, whole_model
+from wakeful.hf.checkpoint_reader import _check_rotation, load_hf_model
 from wakeful.hf.gguf_architectures import gguf_architecture
 from wakeful.hf.gguf_header import GGUFHeader, GGUFTensor
 from wakeful.hf.gguf_out import export_gguf
-from wakeful.hf.gguf_tokens import vocabulary_of
+from wakeful.hf.gguf_tokens import gguf_tokenizer_fields
 from wakeful.loading.load import read_decoder
 
 TRANSFORMERS = (
@@ -48,7 +48,7 @@ def test_transformers_reads_the_same_model(
     made = decoder(tokenizer.vocab_size, **changes)
     path = tmp_path / "model.gguf"
     assert export_gguf(made, path, tokenizer=tokenizer, storage="f32") == kind
-    read = whole_model(tmp_path, dtype=torch.float32, gguf=path.name)
+    read = load_hf_model(tmp_path, dtype=torch.float32, gguf=path.name)
     tokens = torch.arange(20).view(1, 20)
     torch.testing.assert_close(read(tokens).logits, made(tokens), rtol=1e-4, atol=1e-4)
     words, text = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name), "a quick brown dog"
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_back(family: str, tokenizer: Tokenizer, tmp_pat
         tokens = torch.arange(20).view(1, 20)
         for model in (wakeful.load(path), read_decoder(path)):
             torch.testing.assert_close(model.logits(tokens), made(tokens), rtol=1e-5, atol=1e-5)
-            assert model.own_tokenizer.fingerprint == tokenizer.fingerprint
+            assert model.wakeful_tokenizer.fingerprint == tokenizer.fingerprint
             assert model.context == gguf_architecture(made.config)[1].context
         if kind != "gpt2":
             assert read_decoder(path, max_length=16).context == 16
@@ -194,7 +194,7 @@ def test_positions_that_transformers_leaves_out_are_not_read(
     path = tmp_path / "m.gguf"
     export_gguf(decoder(270, **FAMILIES[family][1]), path, tokenizer=tokenizer)
     with pytest.raises(WakefulError, match=f"m.gguf cannot be read: its RoPE .*{why}"):
-        whole_model(tmp_path, dtype=torch.float32, gguf=path.name)
+        load_hf_model(tmp_path, dtype=torch.float32, gguf=path.name)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_what_transformers_assumes_of_a_gemma_is_refused_where_a_file_says_other
     scalar = {"query_scalar": fields["head_width"]} if "head_width" in fields else {}
     export_gguf(decoder(270, **usual | fields | scalar), path, tokenizer=tokenizer)
     with pytest.raises(WakefulError, match=f"m.gguf cannot be read: {why}"):
-        whole_model(tmp_path, dtype=torch.float32, gguf=path.name)
+        load_hf_model(tmp_path, dtype=torch.float32, gguf=path.name)
 
 
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
@@ -311,14 +311,14 @@ def test_other_ways_of_cutting_are_named_or_refused() -> None:
     named = [(llama3, True, "llama-bpe"), (llama3, False, "dbrx"), (tekken, True, "tekken"),
              (qwen2, False, "qwen2")]  # fmt: skip
     for pattern, whole, name in named:
-        assert vocabulary_of(split(pattern, whole), 257)["tokenizer.ggml.pre"] == name
+        assert gguf_tokenizer_fields(split(pattern, whole), 257)["tokenizer.ggml.pre"] == name
     for pattern, whole in ((qwen2, True), (llama3.replace("{1,3}", "{1,2}"), False)):
         with pytest.raises(WakefulError, match="pre-tokenizer is unknown here"):
-            vocabulary_of(split(pattern, whole), 257)
+            gguf_tokenizer_fields(split(pattern, whole), 257)
     lower = split(qwen2, whole=False)
     lower.inner.normalizer = normalizers.Lowercase()
     with pytest.raises(WakefulError, match="pre-tokenizer is unknown here"):
-        vocabulary_of(lower, 257)
+        gguf_tokenizer_fields(lower, 257)
 
 
 def split(pattern: str, whole: bool) -> Tokenizer:
@@ -370,7 +370,7 @@ def test_merges_that_scores_cannot_say_are_refused(
     inner = Inner(kinds.BPE(vocab=ids, merges=merges, byte_fallback=True))
     inner.normalizer = normalizers.Replace(" ", "\u2581")
     with pytest.raises(WakefulError, match=word):
-        vocabulary_of(Tokenizer(inner, end_of_text="</s>"), len(tokens))
+        gguf_tokenizer_fields(Tokenizer(inner, end_of_text="</s>"), len(tokens))
 
 
 @pytest.mark.slow
@@ -494,7 +494,7 @@ def test_what_a_file_has_no_place_for_is_named(
 ) -> None:
     made = with_files(ends, processor, [] if added is None else [added])
     with pytest.raises(WakefulError, match=f"a GGUF file has no place for .*{why}"):
-        vocabulary_of(made, made.vocab_size)
+        gguf_tokenizer_fields(made, made.vocab_size)
 
 
 def with_files(ends: list[int], processor: Any = None, added: Any = ()) -> Tokenizer:
@@ -517,9 +517,11 @@ def test_what_phi_3_drops_behind_its_tokens_goes_by_its_name() -> None:
     inner = Tokenizer.train(TEXTS, vocab_size=257).inner
     inner.add_special_tokens(tokens)
     made = Tokenizer(inner, end_of_text="<|endoftext|>")
-    assert vocabulary_of(made, made.vocab_size, "Phi-3-mini")["tokenizer.ggml.model"] == "gpt2"
+    assert (
+        gguf_tokenizer_fields(made, made.vocab_size, "Phi-3-mini")["tokenizer.ggml.model"] == "gpt2"
+    )
     with pytest.raises(WakefulError, match="matches with rstrip"):
-        vocabulary_of(made, made.vocab_size, "another")
+        gguf_tokenizer_fields(made, made.vocab_size, "another")
 
 
 def test_a_file_has_all_ends_and_templates_and_says_what_is_put_around_a_text(

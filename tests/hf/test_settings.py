@@ -64,12 +64,12 @@ def test_settings_of_generation_that_are_objects_are_written_as_they_were(tmp_pa
     )  # fmt: skip
     model = read(folder)
     assert model.generate("def ", num_tokens=4)
-    assert model.own_tokenizer.end == 256
+    assert model.wakeful_tokenizer.end == 256
     wakeful.export(folder, tmp_path / "copy")
     said = json.loads((tmp_path / "copy" / "generation_config.json").read_text("utf-8"))
     assert {name: said["watermarking_config"][name] for name in WATERMARK} == WATERMARK
     module = AutoModelForCausalLM.from_pretrained(folder)
-    assert wakeful.load(module, tokenizer=folder).own_tokenizer.end == 256
+    assert wakeful.load(module, tokenizer=folder).wakeful_tokenizer.end == 256
 
 
 @pytest.mark.slow

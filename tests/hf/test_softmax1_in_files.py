@@ -16,10 +16,14 @@ from hf.softmax1_models import build
 from probes.architectures import build as tiny_llama
 from verbs.test_diagnose import save_tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import attention_of, read_config
+from wakeful.hf.checkpoint_reader import read_config, required_attention
 from wakeful.hf.softmax1 import register_softmax1, softmax1_choice
 from wakeful.loading.load import read_decoder
-from wakeful.variants.implementations import SOFTMAX1, implementation_of, name_before
+from wakeful.variants.implementations import (
+    SOFTMAX1,
+    attention_implementation,
+    wrapped_attention_name,
+)
 
 FIELD = "attn_implementation"
 
@@ -50,7 +54,7 @@ def test_transformers_reads_what_save_pretrained_wrote(kind: str, tmp_path: Path
     model.save_pretrained(tmp_path)
     assert table_of(tmp_path)[FIELD] == SOFTMAX1
     read = AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="eager").eval()
-    assert implementation_of(read) == SOFTMAX1
+    assert attention_implementation(read) == SOFTMAX1
     tokens = some_tokens(2, 9)
     torch.testing.assert_close(read(tokens).logits, model(tokens).logits, rtol=0, atol=1e-14)
     for own in (read, model):
@@ -71,14 +75,14 @@ def test_other_models_files_are_unchanged(tmp_path: Path) -> None:
     register_softmax1()
     build("llama", "sdpa").save_pretrained(tmp_path)
     assert FIELD not in table_of(tmp_path)
-    assert attention_of(read_config(tmp_path)) is None
+    assert required_attention(read_config(tmp_path)) is None
 
 
 @pytest.mark.parametrize("name", ["eager", "flash_attention_3", "a-stranger/kernel", {"": "eager"}])
 def test_no_other_name_in_a_file_is_followed(name: Any, folder: Path, tmp_path: Path) -> None:
     other = saved_again(folder, tmp_path)
     (other / "config.json").write_text(json.dumps(table_of(other) | {FIELD: name}), "utf-8")
-    assert attention_of(read_config(other)) is None
+    assert required_attention(read_config(other)) is None
 
 
 @pytest.mark.slow
@@ -112,7 +116,7 @@ def test_a_part_of_a_model_has_it_of_its_own() -> None:
 
 def test_a_quantized_cache_before_it_does_not_hide_it() -> None:
     config = AutoConfig.for_model("llama")
-    config._attn_implementation = name_before(SOFTMAX1, "12345678")
+    config._attn_implementation = wrapped_attention_name(SOFTMAX1, "12345678")
     assert config.to_dict()[FIELD] == SOFTMAX1
 
 
@@ -123,7 +127,7 @@ def test_wakeful_loads_and_exports_it(folder: Path, tmp_path: Path) -> None:
     ordinary = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
     assert (ordinary(tokens).logits - wanted).abs().max() > 1e-3
     loaded = wakeful.load(folder)
-    assert implementation_of(loaded.module) == SOFTMAX1  # pyright: ignore[reportArgumentType]
+    assert attention_implementation(loaded.module) == SOFTMAX1  # pyright: ignore[reportArgumentType]
     assert torch.equal(loaded.logits(tokens), wanted)
     decoder = read_decoder(folder).module
     assert decoder.config.normalizer == "softmax1"  # pyright: ignore

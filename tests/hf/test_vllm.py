@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quantization import parse_scheme, quantize_module
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 def decoder() -> Decoder:
     torch.manual_seed(0)
-    return decoder_of(
+    return convert_hf_model(
         LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=61, hidden_size=128, intermediate_size=192, num_hidden_layers=2,

@@ -40,9 +40,9 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import smollm2_folder
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.families.base import canonical
+from wakeful.hf.families.base import canonical_config
 from wakeful.hf.families.granite import SWA
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.hf.weights_out import stock_architecture
 from wakeful.loading.load import fetch_from_hub, locate_model, read_decoder
 from wakeful.model.decoder import Decoder
@@ -239,7 +239,7 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
     ours = FAMILIES[theirs.model_type].from_hf_config(theirs, 0)
     kind, back = stock_architecture(ours)
     assert kind == ("llama" if name == "mistral" else theirs.model_type)
-    assert canonical(FAMILIES[kind].from_hf_config(back, 0)) == canonical(ours)
+    assert canonical_config(FAMILIES[kind].from_hf_config(back, 0)) == canonical_config(ours)
     with torch.device("meta"):
         empty = dict(Decoder(ours).named_parameters())
     for link in FAMILIES[kind].links(ours):
@@ -347,7 +347,7 @@ def test_types_and_the_tokenizer(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>").save_pretrained(tmp_path)
-    tokenizer = read_decoder(tmp_path).own_tokenizer
+    tokenizer = read_decoder(tmp_path).wakeful_tokenizer
     assert tokenizer.encode("b a b") == [1, 0, 1]
     assert tokenizer.end_of_text == 2
 
@@ -549,24 +549,24 @@ def test_a_model_in_memory_with_softmax1_keeps_it(name: str) -> None:
     tokens = some_tokens(2, 11)
     with torch.no_grad():
         wanted = model(tokens).logits
-        decoder = decoder_of(model)
+        decoder = convert_hf_model(model)
         assert decoder.config.normalizer == "softmax1"
         torch.testing.assert_close(decoder(tokens), wanted, rtol=1e-5, atol=1e-5)
         model.set_attn_implementation("sdpa")
         assert not torch.allclose(model(tokens).logits, wanted, atol=1e-3)
-    assert decoder_of(model).config.normalizer == "softmax"
+    assert convert_hf_model(model).config.normalizer == "softmax"
 
 
 def test_an_attention_that_our_decoder_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = build("gemma2", attn_logit_softcapping=2.0)
     with pytest.raises(WakefulError, match=r"its own normalizer is softcap\(cap=2\.0\)"):
-        decoder_of(capped)
+        convert_hf_model(capped)
     monkeypatch.setitem(AttentionInterface._global_mapping, PLAIN, plain_attention)
     model = build("llama", "eager")
-    assert decoder_of(model).config.normalizer == "softmax"
+    assert convert_hf_model(model).config.normalizer == "softmax"
     model.config._attn_implementation = PLAIN
     with pytest.raises(WakefulError, match="'plain_softmax1', which is not one of Transformers'"):
-        decoder_of(model)
+        convert_hf_model(model)
 
 
 def test_our_own_class_is_known_by_its_parts_wherever_it_was_loaded_from() -> None:

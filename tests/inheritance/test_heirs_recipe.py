@@ -62,7 +62,7 @@ def known(reference: Run) -> Model:
 
 
 def recipe_for(reference: Run, text: Path, **over: object) -> Recipe:
-    tokenizer = read_decoder(reference.path).own_tokenizer
+    tokenizer = read_decoder(reference.path).wakeful_tokenizer
     data = prepare_data(str(text), tokenizer=tokenizer, validation_fraction=0.1)
     recipe = Recipe(
         reference=str(reference.path),
@@ -265,7 +265,7 @@ def test_the_last_round_takes_what_is_left(
     total: int, depths: list[int], reference: Run, text: Path
 ) -> None:
     options = InheritOptions(choose="first", layers=5, grow=2)
-    data = prepare_data(str(text), tokenizer=read_decoder(reference.path).own_tokenizer)
+    data = prepare_data(str(text), tokenizer=read_decoder(reference.path).wakeful_tokenizer)
     recipe = make_recipe("runs/reference", options, total, data, None)
     recipe.check(total)
     assert [recipe.depth(number) for number in range(recipe.rounds)] == depths

@@ -17,7 +17,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize, seed_of
 from wakeful.model.positions import Rotary, turn_pairs
 from wakeful.norms import Norm, NormSpec
-from wakeful.variants import build, variants
+from wakeful.variants import build, variants_by_name
 
 
 def randomized(module: torch.nn.Module) -> torch.nn.Module:
@@ -131,7 +131,7 @@ def test_scalings_by_hand():
         angles = 15 * torch.tensor([float(rate) for rate in wanted], dtype=torch.float64)
         torch.testing.assert_close(scaled.cos[15, 0].double(), angles.cos(), rtol=0, atol=1e-7)
         torch.testing.assert_close(scaled.sin[15, 0].double(), angles.sin(), rtol=0, atol=1e-7)
-    for kind in variants("ropes").values():
+    for kind in variants_by_name("ropes").values():
         for expression in kind.examples:
             assert str(build("ropes", str(build("ropes", expression)))) == str(
                 build("ropes", expression)

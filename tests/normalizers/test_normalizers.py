@@ -15,7 +15,7 @@ from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
 from wakeful.normalizers import Normalizer
 from wakeful.parts.softmax1 import sink_softmax
-from wakeful.variants import build, variants
+from wakeful.variants import build, variants_by_name
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["mqa", "gqa", "mha"])
@@ -43,7 +43,7 @@ def test_a_query_s_sink_is_a_released_model_s():
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", variants("normalizers"))
+@pytest.mark.parametrize("name", variants_by_name("normalizers"))
 def test_every_normalizer_has_a_definition(name):
     assert any(expression.split("(")[0] == name for expression in SINKS)
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from wakeful.optim import LearnedRotation, OrthoAdam, Rotation, rotation_of
 from wakeful.parts.orthoadam import generator_for
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 AXES = {"rows": 1, "columns": 0, "free": ()}
-ROTATIONS = tuple(variants("optim.rotations"))
+ROTATIONS = tuple(variants_by_name("optim.rotations"))
 SEEDED = [name for name in ROTATIONS if not isinstance(rotation_of(name), LearnedRotation)]
 KERNELS = ("chunked", "foreach")
 WIDTH = 12

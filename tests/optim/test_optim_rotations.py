@@ -12,7 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.optim import Haar, LearnedRotation, Rotation, rotation_of
 from wakeful.parts import orthoadam as hadamard
 from wakeful.parts.orthoadam import generator_for, haar_matrix
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 WIDTHS = (1, 2, 3, 5, 12, 96, 100, 127, 512, 768)
 MIXING = ("hadamard", "haar")
@@ -198,7 +198,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [e for kind in variants("optim.rotations").values() for e in kind.examples]
+    "example", [e for kind in variants_by_name("optim.rotations").values() for e in kind.examples]
 )
 def test_an_expression_and_an_object_are_the_same(example: str) -> None:
     assert str(rotation_of(example)) == example

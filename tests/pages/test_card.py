@@ -19,7 +19,7 @@ from wakeful.config.keywords import fill_options
 from wakeful.config.schema import DataConfig, SampleConfig
 from wakeful.config.tables import to_table
 from wakeful.curing.options import CureOptions
-from wakeful.estimates import with_interval
+from wakeful.estimates import format_interval
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.runs.records import ValidationRow, rows
@@ -58,7 +58,7 @@ def card(run: Run, folder: Path, **options: Any) -> str:
 def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> None:
     count = len(pl.read_parquet(run.path / "validation.parquet"))
     losses = {
-        row.step: f"Loss {with_interval(row.loss, row.standard_error, count)} nats per token (95%"
+        row.step: f"Loss {format_interval(row.loss, row.standard_error, count)} nats per token (95%"
         for row in rows(run, ValidationRow)
     }
     assert losses.keys() == {4, 8}

@@ -21,7 +21,7 @@ from pages.test_report import make_comparison, make_run
 from pages.test_report_demonstration import filmed, make_sick
 from wakeful.demonstration.report import Story, demonstration_report
 from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
-from wakeful.estimates import with_interval
+from wakeful.estimates import format_interval
 from wakeful.evaluation.report import evaluation_report, score_headlines
 from wakeful.inheritance.report import inheritance_report
 from wakeful.quantization.matrix_report import matrix_report
@@ -172,7 +172,7 @@ def test_a_diagnosis_shows_intervals_in_its_table_and_bands(tmp_path: Path) -> N
     """Of two sequences, 12.7 standard errors to either side."""
     found = diagnosis("a")
     page = write_page(diagnosis_report([found]), tmp_path / "r.html").read_text()
-    assert with_interval(found.loss, found.loss_error, 2) in page
+    assert format_interval(found.loss, found.loss_error, 2) in page
     assert "one standard error" not in page
     titles = {chart.heading: chart for chart in layer_charts([found])}
     chart = specification(titles["‖v₀‖ over the others' mean"].draw())

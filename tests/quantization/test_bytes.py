@@ -75,7 +75,7 @@ def test_the_type_of_the_files_is_remembered(half: Path, tmp_path: Path) -> None
     model = wakeful.load(half)
     assert model.stored == torch.bfloat16
     assert next(model.module.parameters()).dtype == torch.float32
-    assert model.converted().stored == torch.bfloat16
+    assert model.as_decoder_model().stored == torch.bfloat16
     wakeful.export(half, tmp_path / "single", dtype="float32")
     assert wakeful.load(tmp_path / "single").stored == torch.float32
     assert wakeful.load(tmp_path / "single", dtype="bfloat16").stored == torch.bfloat16

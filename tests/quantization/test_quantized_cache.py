@@ -19,7 +19,7 @@ from transformers import (
 
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.loading.load import load
 from wakeful.probes.base import AttentionEvent, Event, Probe
 from wakeful.probes.experts import is_fused
@@ -64,7 +64,7 @@ def test_the_same_numbers_as_in_our_decoder(
     text = TEXT if scheme in CALIBRATED else []
     small = quantize_module(model, scheme, calibration=text)
     with torch.inference_mode():
-        expected = quantize_module(decoder_of(model), scheme, calibration=text)(TOKENS)
+        expected = quantize_module(convert_hf_model(model), scheme, calibration=text)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, before, atol=1e-4)
     assert model.config._attn_implementation == "sdpa"
@@ -156,7 +156,7 @@ def test_probes_see_what_attention_reads(implementation: str) -> None:
     torch.testing.assert_close(rounded, expected)
 
 
-@pytest.mark.parametrize("make", [llama, lambda: decoder_of(llama())])
+@pytest.mark.parametrize("make", [llama, lambda: convert_hf_model(llama())])
 @pytest.mark.parametrize(
     "scheme", ["kv8", "fine(cache=absmax(bits=4, per='token'))", CALIBRATED[1]]
 )
@@ -173,7 +173,7 @@ def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path)
     model.set_attn_implementation("wakeful_softmax1")
     small = quantize_module(model, scheme)
     with torch.inference_mode():
-        expected = quantize_module(decoder_of(model), scheme)(TOKENS)
+        expected = quantize_module(convert_hf_model(model), scheme)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, plain, atol=1e-3)
     if scheme == "fine":
@@ -185,7 +185,7 @@ def test_its_decoder_would_read_other_keys_and_values() -> None:
     small = quantize_module(llama(), "kv4")
     for each in (small, quantize_module(llama(), "fine")):
         with pytest.raises(WakefulError, match="take the model before it was quantized"):
-            decoder_of(each)
+            convert_hf_model(each)
     loaded = load(small, tokenizer=None)
     prompt = [1, 2, 3]
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from wakeful.quantization import SCHEMES, Absmax, Scheme, Zeropoint, parse_schem
 from wakeful.quantization.arithmetic import Arithmetic, _by_floats, integer_matmul
 from wakeful.quantization.damage import describe
 from wakeful.quantization.linear import QuantizedLinear, quantized
-from wakeful.variants import Variant, build, variants
+from wakeful.variants import Variant, build, variants_by_name
 
 
 def absmax(x: Tensor, dim: int | None = None) -> Tensor:
@@ -165,7 +165,7 @@ def test_names_and_expressions_are_read_back() -> None:
 
 
 def test_every_variant_of_schemes_builds_what_it_says() -> None:
-    for kind in variants("quantization.schemes").values():
+    for kind in variants_by_name("quantization.schemes").values():
         for example in kind.examples:
             made = build("quantization.schemes", example)
             assert type(made) is kind

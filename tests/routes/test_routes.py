@@ -11,7 +11,7 @@ from wakeful.probes.attention import Sinks, Values
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.routes.base import Read
-from wakeful.variants import build, variants
+from wakeful.variants import build, variants_by_name
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["mqa", "gqa", "mha"])
@@ -55,7 +55,7 @@ def test_a_route_attends_as_another_layer_does(normalizer):
         assert all(gradient.abs().max() > 0 for gradient in found.values())
 
 
-@pytest.mark.parametrize("name", variants("routes"))
+@pytest.mark.parametrize("name", variants_by_name("routes"))
 def test_every_route_has_a_definition_here(name):
     assert any(f"{name}(" in e or e == name or f" {name}" in e for e in ROUTES)
 

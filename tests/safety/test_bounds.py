@@ -32,7 +32,7 @@ from wakeful.data.preparing import prepare
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded, lacks_memory
+from wakeful.guard import lacks_memory, wrap_errors
 from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.template import render_template
@@ -217,7 +217,10 @@ def edited(folder: Path, work: Path, file: str, change: Callable[[dict[str, Any]
 
 def test_a_token_of_any_id_takes_no_memory(llama: Path, tmp_path: Path) -> None:
     work = edited(llama, tmp_path, "tokenizer.json", DAMAGED["an id"])
-    for call in (lambda: load(str(work), device="cpu"), lambda: read_decoder(work).own_tokenizer):
+    for call in (
+        lambda: load(str(work), device="cpu"),
+        lambda: read_decoder(work).wakeful_tokenizer,
+    ):
         assert "an id 2000000000" in refusal(call, seconds=20, megabytes=500)
 
 
@@ -293,7 +296,7 @@ def test_tokens_that_are_cut_while_they_are_mapped_are_refused(data: Path) -> No
 def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
-    own = part_beside(tmp_path / "model")
+    own = temporary_path_beside(tmp_path / "model")
     machine, boot, process = own.name.split(".")[2:5]
     assert process == str(os.getpid())
     dead, alive = done.stdout.strip(), str(os.getppid())
@@ -312,11 +315,11 @@ def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
     kept.mkdir()
     (tmp_path / f".f.{machine}.{boot}.{dead}.00000000.part").symlink_to(kept)
     paths._sweep.cache_clear()
-    part_beside(tmp_path / "other")
+    temporary_path_beside(tmp_path / "other")
     there = {path.name for path in tmp_path.iterdir()} - {"kept"}
     assert there == {name for name, stays in names.items() if stays}
     assert kept.is_dir()
-    assert len(part_beside(tmp_path / ("ä" * 120)).name.encode()) < 255
+    assert len(temporary_path_beside(tmp_path / ("ä" * 120)).name.encode()) < 255
 
 
 WORKS = """
@@ -389,7 +392,7 @@ def test_memory_that_is_full_is_one_line(
     assert lacks_memory(error)
     with (
         pytest.raises(WakefulError, match=r"x\.bin: it does not fit into memory"),
-        guarded("x.bin"),
+        wrap_errors("x.bin"),
     ):
         raise error
 
@@ -405,9 +408,12 @@ def test_memory_that_is_full_is_one_line(
 
 def test_ctrl_c_and_bugs_go_through_the_guard() -> None:
     for error in (KeyboardInterrupt(), SystemExit(3)):
-        with pytest.raises(type(error)), guarded("x"):
+        with pytest.raises(type(error)), wrap_errors("x"):
             raise error
-    with pytest.raises(WakefulError, match="told"), guarded("x"):
+    with pytest.raises(WakefulError, match="told"), wrap_errors("x"):
         raise WakefulError("told")
-    with pytest.raises(WakefulError, match=r"^x: unpack requires.*; then$"), guarded("x", "; then"):
+    with (
+        pytest.raises(WakefulError, match=r"^x: unpack requires.*; then$"),
+        wrap_errors("x", "; then"),
+    ):
         struct.unpack("<Q", b"")

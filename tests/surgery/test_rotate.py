@@ -9,7 +9,7 @@ from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.quantization import quantize_module
 from wakeful.surgery import check_rotates, rotate, rotate_keys, store_prefix
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 SMALL = ModelConfig(
     vocab_size=61, max_length=32, num_layers=3, num_heads=4, num_kv_heads=2, width=24, head_width=6,
@@ -262,7 +262,7 @@ def test_values_that_stay_keep_a_differential_transformer_exact() -> None:
 @pytest.mark.slow
 def test_whatever_is_not_refused_at_once_is_exact() -> None:
     for folder, field in (("routes", "route"), ("depth", "depth"), ("norms", "norm")):
-        for kind in variants(folder).values():
+        for kind in variants_by_name(folder).values():
             for example in kind.examples if kind.__module__.startswith("wakeful.") else ():
                 plain = decoder(**{field: example, "num_layers": 4, "num_kv_heads": 4})
                 try:

@@ -167,7 +167,7 @@ def test_small_rows_share_a_job_and_a_large_one_has_its_own(
         return real(calls)
 
     monkeypatch.setattr(cluster, "run_calls", seen)
-    monkeypatch.setattr(cluster, "rough_seconds", lambda operations, device: operations)
+    monkeypatch.setattr(cluster, "estimate_seconds", lambda operations, device: operations)
     costs = [1.0, 1.0, 1.0, 1.0, math.inf, 30.0, 30.0, 30.0]
     several = [Costly(f"row {n}", tmp_path / str(n), cost) for n, cost in enumerate(costs)]
     distribute_work(several, cluster_of("slurm(workers=2)"), tmp_path, Notes())

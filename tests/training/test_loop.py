@@ -494,7 +494,7 @@ def test_files_have_the_permissions_of_the_umask(text: Path, tmp_path: Path, mas
     try:
         run = train_run(tiny(text, train={"steps": 1}), tmp_path / "run")
         trained = read_decoder(run.path)
-        export_decoder(trained.decoder(), tmp_path / "export", tokenizer=trained.own_tokenizer)
+        export_decoder(trained.decoder(), tmp_path / "export", tokenizer=trained.wakeful_tokenizer)
     finally:
         os.umask(before)
     places = [*run.path.rglob("*"), *(tmp_path / "export").rglob("*")]

@@ -14,7 +14,7 @@ from wakeful.config.tables import TomlTable
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import Initial, train_run
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 FIELDS = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
 
@@ -98,7 +98,7 @@ def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path
                       "checkpoint_activations": True, "micro_batch_size": 1},
         }
         for kind in FIELDS
-        for variant in variants(kind).values()
+        for variant in variants_by_name(kind).values()
         for number, expression in enumerate(variant.examples)
     }  # fmt: skip
     configs = {name: config_of(folder, over) for name, over in cases.items()}

@@ -56,7 +56,7 @@ def sick(llama: Path, tmp_path: Path) -> tuple[Model, ModelDiagnosis, list[list[
     read = {"text": str(path), "length": 16, "num_sequences": 4, "no_advice": True}
     (found,) = wakeful.diagnose(model, **read).models
     assert found.advice is None
-    tokens = model.plain(TEXT)
+    tokens = model.encode_plain(TEXT)
     return model, found, [tokens[n : n + 16] for n in (0, 16, 32, 48)]
 
 

@@ -51,7 +51,7 @@ def test_a_message_is_mere_text_and_the_end_of_a_turn_ends_the_answer(
 ) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        "wakeful.loading.model.Model.tokens_after",
+        "wakeful.loading.model.Model.generate_ids",
         lambda _, prompt, **choice: seen.update(choice, prompt=prompt) or iter(()),
     )
     model = load(instruct, device="cpu")
@@ -59,7 +59,7 @@ def test_a_message_is_mere_text_and_the_end_of_a_turn_ends_the_answer(
         "[{{ messages[0].content }}<bos>{% if add_generation_prompt %}:{% endif %}"
     )
     load(instruct, device="cpu").generate("a <eos>", chat=True)
-    plain, end = model.own_tokenizer.encode, model.bos
+    plain, end = model.wakeful_tokenizer.encode, model.bos
     assert seen["prompt"] == [*plain("["), *plain("a <eos>"), end, *plain(":")]
     assert end not in model.ends
     assert seen["stop"] == {end, *model.ends}
@@ -95,7 +95,7 @@ def test_a_turn_has_the_tokens_that_transformers_gives_it(
 
 def test_a_message_that_spells_a_special_token_is_trimmed_as_any_other(instruct: str) -> None:
     Path(instruct, "chat_template.jinja").write_text("[{{ messages[0].content | trim }}<bos>:")
-    tokenizer = load(instruct, device="cpu").own_tokenizer
+    tokenizer = load(instruct, device="cpu").wakeful_tokenizer
     turn = user_turn(tokenizer)
     assert turn is not None
     assert turn.around(" <eos> ") == turn.around("<eos>")
@@ -115,7 +115,7 @@ def test_an_answer_may_hold_what_ends_a_message(
     theirs.save_pretrained(instruct)
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        "wakeful.loading.model.Model.tokens_after",
+        "wakeful.loading.model.Model.generate_ids",
         lambda _, prompt, **choice: seen.update(choice, prompt=prompt) or iter(()),
     )
     model = load(instruct, device="cpu")

@@ -18,8 +18,8 @@ from wakeful.curing.search import (
     CureChoice,
     FormatTrial,
     Texts,
-    choose,
-    format_of,
+    choose_cure,
+    parse_format,
 )
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
@@ -79,7 +79,7 @@ def tried_in(choice: CureChoice) -> list[FormatTrial]:
 @pytest.mark.slow
 def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Texts) -> None:
     plain = lopsided()
-    choice = choose(plain, [W4A4], texts, token=3)
+    choice = choose_cure(plain, [W4A4], texts, token=3)
     trials = tried_in(choice)
     by_cure = {trial.candidate: trial.damage for trial in trials if trial.scheme == W4A4}
     full = losses(plain, texts.choosing)
@@ -125,19 +125,19 @@ def test_sequences_are_spread_over_the_text(apart: int, odd: int) -> None:
 
 def test_a_name_leaves_the_rounding_open_and_an_expression_says_it() -> None:
     for name in ("nvfp4", "mxfp4", "w4a8", "w4a4", "w4a16", "w4"):
-        made = format_of(name)
+        made = parse_format(name)
         assert made.method == GPTQ
         assert replace(made, method=None) == parse_scheme(name)
-        assert format_of(made.expression) == made
+        assert parse_format(made.expression) == made
     for name in ("int8", "w8a8", "fp8", "kv4", "w4g128_gptq", W4A4.expression):
-        assert format_of(name) == parse_scheme({"int8": "w8a8"}.get(name, name))
-    assert format_of("w4a16(method=smooth)").method != GPTQ
+        assert parse_format(name) == parse_scheme({"int8": "w8a8"}.get(name, name))
+    assert parse_format("w4a16(method=smooth)").method != GPTQ
 
 
 def test_rotations_stay_within_blocks_of_weights_too() -> None:
     plain = lopsided()  # of width 16
     found = {
-        name: {each.rotate for each in choosing.candidates(plain, [parse_scheme(name)], None)}
+        name: {each.rotate for each in choosing.list_candidates(plain, [parse_scheme(name)], None)}
         for name in ("w4a16(weights=absmax(bits=4, per='channel', group=8))", "w4a16", "w4", "kv4")
     }
     assert [sorted(map(str, each)) for each in found.values()] == [
@@ -157,7 +157,7 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
     if on_grid:
         for name, layer in quantized_layers(quantize_module(plain, nearest, skip=["head"])).items():
             plain.get_submodule(name).weight.data.copy_(layer.dequantized())
-    choice = choose(plain, [other], texts, token=None)
+    choice = choose_cure(plain, [other], texts, token=None)
     trials = tried_in(choice)
     ways = trials[:2]
     assert {each.candidate for each in ways} == {Candidate()}
@@ -193,17 +193,17 @@ def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
 def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
-    choice = choose(lopsided(), [harmless], texts, token=None)
+    choice = choose_cure(lopsided(), [harmless], texts, token=None)
     assert {trial.candidate.sink_cure for trial in tried_in(choice)} == {""}
     assert choice.best == Candidate() or choice.proofs[0].interval[1] < 0
-    alone = choose(lopsided(), [parse_scheme("kv8")], texts, token=None)
+    alone = choose_cure(lopsided(), [parse_scheme("kv8")], texts, token=None)
     assert any(trial.candidate.keys for trial in tried_in(alone))
     assert alone.best == Candidate() or alone.proofs[0].interval[1] < 0
 
 
 @pytest.mark.slow
 def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) -> None:
-    choice = choose(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
+    choice = choose_cure(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
     assert len(choice.proofs) == 2
     assert {len(trials) for trials in choice.trials} == {2}
     assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)
@@ -212,7 +212,9 @@ def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) ->
 
 def test_sinks_are_tried_where_cure_fits_them() -> None:
     firsts = {
-        dtype: {each.sink_cure for each in choosing.candidates(lopsided().to(dtype), [W4A4], 3)}
+        dtype: {
+            each.sink_cure for each in choosing.list_candidates(lopsided().to(dtype), [W4A4], 3)
+        }
         for dtype in (torch.float32, torch.bfloat16)
     }
     assert firsts == {torch.float32: {"", "prefix", "sinks"}, torch.bfloat16: {"", "prefix"}}
@@ -225,7 +227,8 @@ def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) ->
     plain = lopsided()
     tried = {
         stock: {
-            each.candidate for each in tried_in(choose(plain, [W4A4], texts, token=3, stock=stock))
+            each.candidate
+            for each in tried_in(choose_cure(plain, [W4A4], texts, token=3, stock=stock))
         }
         for stock in (False, True)
     }

@@ -212,7 +212,7 @@ def test_an_estimate_stands_before_long_work(
         asked.append(operations)
         return 31.0
 
-    monkeypatch.setattr(session, "rough_seconds", rough)
+    monkeypatch.setattr(session, "estimate_seconds", rough)
     monkeypatch.chdir(tmp_path)
     assert main(["cure", str(llama), "--text", words, "--rotate", "hadamard", *READ]) == 0
     shown = "".join(capsys.readouterr())
@@ -240,7 +240,7 @@ def test_the_change_of_the_loss_comes_first(
     read = {"text": words, "length": 16, "num_sequences": 4}
     found = wakeful.cure(llama, rotate="hadamard", **read)
     plain, cured = found.before.decoder(), found.model.decoder()
-    rows = torch.tensor(found.before.plain(TEXT)[:64]).view(4, 16)
+    rows = torch.tensor(found.before.encode_plain(TEXT)[:64]).view(4, 16)
     before, after = (losses_after_opening(model, rows) for model in (plain, cured))
     expected = LossChange.between(before, after)
     assert vars(found.loss) == pytest.approx(vars(expected), rel=1e-4, abs=1e-7)
@@ -479,7 +479,7 @@ def test_a_cure_is_chosen_for_a_format(
     def keeps(*given: Any, **more: Any) -> CureChoice:
         return replace(chosen(*given, **more), best=Candidate())
 
-    monkeypatch.setattr("wakeful.curing.tool.choose", chosen)
+    monkeypatch.setattr("wakeful.curing.tool.choose_cure", chosen)
     path, out = tmp_path / "long.txt", tmp_path / "cured"
     path.write_text(TEXT * 12, "utf-8")
     options = ["--text", str(path), "--out", str(out), *READ]
@@ -501,7 +501,7 @@ def test_a_cure_is_chosen_for_a_format(
         assert "rotate haar, rotate_inner, rotate_keys, prefix" in done["Chosen"]
         assert "values, haar, seed 0;" in done["Rotation"]
         # The token that it stores stays, and what else helps is chosen.
-        monkeypatch.setattr("wakeful.curing.tool.choose", keeps)
+        monkeypatch.setattr("wakeful.curing.tool.choose_cure", keeps)
         again = wakeful.cure(
             out, for_=("nvfp4", "int8"), text=str(path), length=16, num_sequences=2
         )

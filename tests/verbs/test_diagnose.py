@@ -128,7 +128,7 @@ def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_p
     assert main(["diagnose", str(llama), "--text", str(text), "--out", str(out), *one]) == 0
     loaded = load(str(llama), device=torch.device("cpu"), dtype=torch.float32)
     words = "\n".join(path.read_text() for path in sorted(text.iterdir())[:3])
-    ids = torch.tensor([[loaded.bos, *loaded.plain(words)[:23]]])
+    ids = torch.tensor([[loaded.bos, *loaded.encode_plain(words)[:23]]])
     eager = LlamaForCausalLM.from_pretrained(llama, attn_implementation="eager")
     with torch.no_grad():
         seen = eager(ids, labels=ids, output_attentions=True, output_hidden_states=True)

@@ -31,7 +31,7 @@ def model() -> Model:
 @pytest.fixture
 def folder(model: Model, tmp_path: Path) -> Path:
     """Give a folder of Transformers."""
-    export_decoder(model.decoder(), tmp_path / "llama", tokenizer=model.own_tokenizer)
+    export_decoder(model.decoder(), tmp_path / "llama", tokenizer=model.wakeful_tokenizer)
     return tmp_path / "llama"
 
 
@@ -147,7 +147,7 @@ def test_settings_go_along_with_a_tokenizer_that_is_in_older_files(tmp_path: Pat
 def test_whole_numbers_are_exported_as_what_their_fields_hold(
     kind: str, given: dict[str, object], key: str, model: Model, tmp_path: Path
 ) -> None:
-    tokenizer = model.own_tokenizer
+    tokenizer = model.wakeful_tokenizer
     made = decoder(tokenizer.vocab_size, **given)
     assert export_gguf(made, tmp_path / "m.gguf", tokenizer=tokenizer) == kind
     assert gguf.GGUFReader(tmp_path / "m.gguf").fields[key].types == [gguf.GGUFValueType.FLOAT32]

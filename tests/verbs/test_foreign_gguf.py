@@ -13,7 +13,7 @@ from hf.foreign_gguf import CONFIGS, write_foreign
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import quantization_method
-from wakeful.hf.weights_in import family_of
+from wakeful.hf.weights_in import convert_hf_config
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 
@@ -53,8 +53,8 @@ def test_it_is_read_cured_and_exported(
     agrees(read, expected)
     assert quantization_method(read.module.config) == ""  # pyright: ignore[reportArgumentType]
     assert (read.context, read.end) == (128, tokenizer.end_of_text)
-    assert read.plain("a quick dog") == tokenizer.encode("a quick dog")
-    parts = [read.plain(text) for text in ("e\u0301", "\u00e9")]
+    assert read.encode_plain("a quick dog") == tokenizer.encode("a quick dog")
+    parts = [read.encode_plain(text) for text in ("e\u0301", "\u00e9")]
     assert (parts[0] == parts[1]) == architecture.startswith("qwen")  # whose own have NFC
     agrees(read_decoder(path), expected)
     folder, file = tmp_path / "folder", tmp_path / "again.gguf"
@@ -107,4 +107,4 @@ def test_a_model_that_transformers_read_is_taken_too(tokenizer: Tokenizer, tmp_p
     torch.testing.assert_close(logits_of(decoder), expected, rtol=1e-4, atol=1e-4)
     model.config.quantization_config = {"quant_method": "awq"}
     with pytest.raises(WakefulError, match="quant_method = 'awq'"):
-        family_of(model.config)
+        convert_hf_config(model.config)

@@ -110,7 +110,7 @@ def test_a_module_in_training_is_measured_without_dropout_and_given_back(
         if kind == "transformers":
             return module, words
         model = wakeful.load(module, tokenizer=words)
-        return model.decoder(), model.own_tokenizer
+        return model.decoder(), model.wakeful_tokenizer
 
     resting, words = made()
     expected = verb(resting, words, text, tmp_path / "resting")

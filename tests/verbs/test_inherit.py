@@ -35,7 +35,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data, prepare_data
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
-from wakeful.estimates import mean_paired_difference, with_interval
+from wakeful.estimates import format_interval, mean_paired_difference
 from wakeful.inheritance import report as inheritance
 from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.layers import LayerMap
@@ -201,7 +201,7 @@ def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     assert facts["library_name"] == "transformers"
     assert "base_model" not in facts  # the reference is a folder here
     end = heir.read_json("summary.json")["validation"]
-    loss = with_interval(end["loss"], end["standard_error"], end["num_windows"])
+    loss = format_interval(end["loss"], end["standard_error"], end["num_windows"])
     for words in (
         f"Started from {reference.path}, its layers 0, 3",
         "Layers 1–2 are bridged by the layer before them: its W_down, solved anew",
@@ -288,9 +288,9 @@ def test_a_reference_in_memory_teaches_before_it_is_written(
 ) -> None:
     model = read_decoder(reference.path)
     found = inherit(
-        model.decoder(), tokenizer=model.own_tokenizer, text=str(text), out=str(tmp_path / "out"),
-        steps=7, length=16, batch_size=4, validation_fraction=0.02, device="cpu",
-        diagnose_length=16,
+        model.decoder(), tokenizer=model.wakeful_tokenizer, text=str(text),
+        out=str(tmp_path / "out"), steps=7, length=16, batch_size=4, validation_fraction=0.02,
+        device="cpu", diagnose_length=16,
     )  # fmt: skip
     teacher = Run.open(found.path / "heir-2").config.train.distill.teacher
     assert teacher == str(tmp_path / "out/exported-reference")
@@ -928,7 +928,7 @@ def test_a_reference_in_memory_is_read_as_one_from_a_path_is(
     reference: Run, text: Path, tmp_path: Path
 ) -> None:
     model = read_decoder(reference.path)
-    short = {"tokenizer": model.own_tokenizer, "text": str(text), "layers": 2, "steps": 1,
+    short = {"tokenizer": model.wakeful_tokenizer, "text": str(text), "layers": 2, "steps": 1,
              "length": 16, "validation_fraction": 0.1, "device": "cpu",
              "diagnose_length": 16}  # fmt: skip
     half = copy.deepcopy(model.decoder()).bfloat16()

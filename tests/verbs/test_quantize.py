@@ -19,7 +19,7 @@ import wakeful
 from training.runs import text, tiny, write_text
 from wakeful.cli import main
 from wakeful.errors import WakefulError
-from wakeful.estimates import with_perplexity
+from wakeful.estimates import format_perplexity
 from wakeful.loading.load import load
 from wakeful.loading.reading import as_evaluation_data
 from wakeful.probes.running import logits_of
@@ -143,7 +143,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
         found = logits_of(loaded.module, tokens)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert loaded.is_quantized
-    assert loaded.plain("def value") == full.encode("def value")
+    assert loaded.encode_plain("def value") == full.encode("def value")
     said = []
     for _ in range(2):
         assert main(["generate", small, "--prompt", "def ", "--num_tokens", "6"]) == 0
@@ -177,7 +177,7 @@ def test_a_saved_transformers_model_loads_and_generates(
     options = "--length 16 --bos on --scheme fp8 --num_sequences 3"
     assert f"    wakeful quantize {llama} --text {text} {options} --save {small}\n" in card
     before, error = summary["perplexity"], summary["perplexity_standard_error"]
-    perplexity = with_perplexity(math.log(before), error / before, 3)
+    perplexity = format_perplexity(math.log(before), error / before, 3)
     known = "95% confidence interval (Student's t)"
     row = f"3 windows of a text, {summary['tokens']:,} tokens, {known} | {perplexity} |"
     assert row in card
@@ -187,12 +187,12 @@ def test_a_saved_transformers_model_loads_and_generates(
         expected = quantize_module(model, "fp8")(tokens).logits
         found = loaded.module(tokens).logits
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    chosen = loaded.plain("abc")
+    chosen = loaded.encode_plain("abc")
     with torch.inference_mode():
         for _ in range(8):
             last = loaded.module(torch.tensor([chosen])).logits[0, -1]
             chosen.append(int(last.argmax()))
-    continued = loaded.tokens_after(chosen[:3], num_tokens=8, temperature=0.0)
+    continued = loaded.generate_ids(chosen[:3], num_tokens=8, temperature=0.0)
     assert list(continued) == chosen[3:]
     capsys.readouterr()
     said = []
@@ -324,7 +324,7 @@ def test_calibration_reads_the_texts_that_are_named(text: Path, run: Path, tmp_p
             map(as_evaluation_data, map(Path.read_text, others)), (2, 1), strict=True
         )
         for row in words.sequences(
-            loaded, length=16, num_sequences=number, bos=loaded.begins("auto")
+            loaded, length=16, num_sequences=number, bos=loaded.starts_with_bos("auto")
         )
     ]
     assert len(rows) == 3

@@ -103,9 +103,9 @@ def check_the_same(folder: Path, written: Path, *, begun: bool) -> None:
 
 def check_read_alike(one: Model, other: Model) -> None:
     for text in NASTY:
-        ids = one.plain(text)
-        assert other.plain(text) == ids, text
-        assert other.plain_with_ends(text) == one.plain_with_ends(text), text
+        ids = one.encode_plain(text)
+        assert other.encode_plain(text) == ids, text
+        assert other.encode_plain_with_ends(text) == one.encode_plain_with_ends(text), text
         assert not set(ids) & {0, 1, 3, 4}, text  # what a text spells is text
         assert other.decode(ids) == one.decode(ids), text
     assert one.ends == other.ends == set(ENDS)
@@ -139,9 +139,9 @@ def test_an_heir_has_its_reference_s_tokens(
     )  # fmt: skip
     before = wakeful.load(folder, device="cpu")
     check_read_alike(before, found.model)
-    rest = before.begin()[1:]
-    assert before.bos == before.begin()[0]
-    assert found.model.begin() == ([before.bos, *rest] if bos == "auto" else rest)
+    rest = before.start_tokens()[1:]
+    assert before.bos == before.start_tokens()[0]
+    assert found.model.start_tokens() == ([before.bos, *rest] if bos == "auto" else rest)
     (run,) = (tmp_path / "out").glob("heir-*")
     wakeful.export(run, tmp_path / "written")
     check_the_same(folder, tmp_path / "written", begun=bos == "off")
@@ -161,7 +161,7 @@ def test_a_tokenizer_that_is_given_is_the_one_that_is_written(tmp_path: Path) ->
         folder, text=str(tmp_path / "words.txt"), blocks=[0, 2], steps=1, length=16, batch_size=2,
         device="cpu", out=tmp_path / "heirs", tokenizer=given,
     )  # fmt: skip
-    assert found.model.encode("ab") == [*given.encode("")[:2], *found.model.plain("ab")]
+    assert found.model.encode("ab") == [*given.encode("")[:2], *found.model.encode_plain("ab")]
     kept = AutoTokenizer.from_pretrained(tmp_path / "heirs" / REFERENCE)
     assert kept("ab <sop> a").input_ids == expected
 

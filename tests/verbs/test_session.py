@@ -31,7 +31,7 @@ def test_an_estimate_stands_before_long_work(
         asked.append(operations)
         return seconds
 
-    monkeypatch.setattr(session, "rough_seconds", rough)
+    monkeypatch.setattr(session, "estimate_seconds", rough)
     config = ModelConfig(vocab_size=10, num_layers=1, num_heads=1, width=8, mlp_width=8)
     decoder = Decoder(config)
     model = Model(

@@ -15,7 +15,7 @@ import torch
 
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.inheritance.blocks import inherit_blocks, random_like_heir
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.options import Copy
@@ -273,7 +273,7 @@ def baseline_of(name: str) -> Baseline:
     """Return the baseline of a name, or raise `WakefulError`."""
     if name not in BASELINES:
         raise WakefulError(
-            f"baseline={name!r} is not one of {', '.join(BASELINES)}{nearest(name, BASELINES)}"
+            f"baseline={name!r} is not one of {', '.join(BASELINES)}{did_you_mean(name, BASELINES)}"
         )
     return BASELINES[name]
 

@@ -26,7 +26,7 @@ from wakeful.cli.console import (
 )
 from wakeful.errors import Interrupted, WakefulError, WakefulWarning, first_line
 from wakeful.guard import lacks_memory
-from wakeful.variants.discovery import trusting
+from wakeful.variants.discovery import trust_modules
 
 DISTRIBUTED_VERBS = ("train", "inherit")
 """Verbs that run on all processes of torchrun."""
@@ -124,7 +124,7 @@ def _dispatch(verb: str, rest: list[str]) -> None:
         return
     _, verb_entry, rest = find_verb([verb, *rest])
     rest, modules = split_imports(rest)
-    with _end_on_sigterm(), trusting(modules), _check_processes(verb):
+    with _end_on_sigterm(), trust_modules(modules), _check_processes(verb):
         verb_entry.run(rest)
 
 

@@ -22,7 +22,7 @@ from wakeful.config.options import Heading, Option, options_of
 from wakeful.config.reading import REFERENCES, SOURCES, Bos
 from wakeful.config.rules import forbidden_options
 from wakeful.config.tables import TomlTable
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.paths import free_folder
 from wakeful.variants.plugins import Verb
 
@@ -252,7 +252,7 @@ def split_row_options(
         if not name:
             raise WakefulError(
                 f"{argument.partition('=')[0]} names no row"
-                f"{nearest(rest.partition('.')[0], rows)}; there are {', '.join(rows)}"
+                f"{did_you_mean(rest.partition('.')[0], rows)}; there are {', '.join(rows)}"
             )
         target = by_row[name]
         target.append(f"--{rest.removeprefix(f'{name}.')}")

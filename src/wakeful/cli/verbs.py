@@ -39,14 +39,14 @@ from wakeful.config.schema import TRAINED, Config, TextConfig, chosen_variants, 
 from wakeful.config.tables import on_preset, own_table, preset_names, preset_text
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.evaluation.options import EvaluateOptions
 from wakeful.exporting.options import ExportOptions
 from wakeful.generation.options import GenerateOptions
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.reporting.options import ReportOptions
-from wakeful.variants.plugins import Verb, entries, verb_of
+from wakeful.variants.plugins import Verb
 
 PARTS = ("softmax1", "orthoadam", "value_residual", "rmsnorm_single", "inherit_layers")
 SHELLS = ("bash", "zsh", "fish")
@@ -369,7 +369,7 @@ def completion(arguments: list[str]) -> None:
     """Run `wakeful completion SHELL`: print the completion script for a shell."""
     shells, _ = read_arguments("completion", arguments)
     if len(shells) != 1 or shells[0] not in SHELLS:
-        hint = nearest(shells[0], SHELLS) if shells else ""
+        hint = did_you_mean(shells[0], SHELLS) if shells else ""
         raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
     app = build_overview(all_verbs(), wakeful.__version__, "", with_options=True)
     sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
@@ -379,7 +379,7 @@ def parts(arguments: list[str]) -> None:
     """Run `wakeful parts PART`: print the source of one self-contained module, such as softmax1."""
     names, _ = read_arguments("parts", arguments)
     if len(names) != 1 or names[0] not in PARTS:
-        hint = nearest(names[0], PARTS) if names else ""
+        hint = did_you_mean(names[0], PARTS) if names else ""
         raise WakefulError(f"name one part: {', '.join(PARTS)}{hint}")
     sys.stdout.write(resources.files("wakeful.parts").joinpath(f"{names[0]}.py").read_text("utf-8"))
 
@@ -394,7 +394,9 @@ def list_presets(*, several: bool) -> list[str]:
 
 def all_verbs() -> dict[str, Verb]:
     """Return every verb by name, including those that installed packages add."""
-    return VERBS | {name: verb for name in entries("verbs") if (verb := verb_of(name))}
+    return VERBS | {
+        name: verb for name in group_entry_points("verbs") if (verb := load_plugin_verb(name))
+    }
 
 
 def verbs_of_group(word: str) -> list[str]:
@@ -414,7 +416,7 @@ def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
     name = " ".join(arguments[:num_words])
     if name in verbs:
         return name, verbs[name], list(arguments[num_words:])
-    hint = nearest(name, verbs)
+    hint = did_you_mean(name, verbs)
     if in_group:
         raise WakefulError(f"write wakeful {' or wakeful '.join(in_group)}{hint}")
     raise WakefulError(f"unknown verb {name!r}{hint}; there are {', '.join(verbs)}")

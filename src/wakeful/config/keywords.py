@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from wakeful.config.options import default_of, options_of
 from wakeful.config.tables import from_table, merged, to_table
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +34,7 @@ def options_from(kind: type[T], kwargs: Mapping[str, Any], base: T | None = None
     for name in kwargs:
         if name not in names:
             raise WakefulError(
-                f"there is no option {name!r}{nearest(name, names)}; there are "
+                f"there is no option {name!r}{did_you_mean(name, names)}; there are "
                 f"{', '.join(sorted(names))}"
             )
     return fill_options(

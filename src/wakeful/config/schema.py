@@ -20,7 +20,7 @@ from wakeful.config.tables import (
     read_table,
     to_table,
 )
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 
 _MOST_TOKENS = 2**28
 """Largest number of tokens in a step, whose batch is allocated whole."""
@@ -379,7 +379,7 @@ def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
     for name in names:
         if name not in variants:
             raise WakefulError(
-                f"--only: no variant {name!r}{nearest(name, variants)}; the variants are "
+                f"--only: no variant {name!r}{did_you_mean(name, variants)}; the variants are "
                 f"{', '.join(variants)}"
             )
     return {name: variant for name, variant in variants.items() if not names or name in names}

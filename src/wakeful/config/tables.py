@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from wakeful.config.options import Hint
-from wakeful.errors import WakefulError, nearest, nearest_path
+from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path
 from wakeful.terminal.plain_text import decode_utf8
 from wakeful.variants.plugins import preset_folders
 
@@ -57,7 +57,7 @@ def read_table(source: str | Path) -> TomlTable:
     elif str(source) in preset_names():
         table = own_table(str(source))
     else:
-        hint = nearest(str(source), preset_names()) or nearest_path(source)
+        hint = did_you_mean(str(source), preset_names()) or did_you_mean_path(source)
         raise WakefulError(
             f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset{hint}; "
             "wakeful presets lists those"
@@ -77,7 +77,7 @@ def preset_text(name: str) -> str:
         WakefulError: there is none of that name.
     """
     if name not in preset_names():
-        raise WakefulError(f"there is no preset {name!r}{nearest(name, preset_names())}")
+        raise WakefulError(f"there is no preset {name!r}{did_you_mean(name, preset_names())}")
     return _preset_files()[name].read_text("utf-8")
 
 
@@ -88,7 +88,9 @@ def on_preset(table: Mapping[str, Any], name: str) -> TomlTable:
         return rest
     base = table["preset"]
     if base not in preset_names():
-        raise WakefulError(f"{name}: unknown preset {base!r}{nearest(str(base), preset_names())}")
+        raise WakefulError(
+            f"{name}: unknown preset {base!r}{did_you_mean(str(base), preset_names())}"
+        )
     return merged(on_preset(own_table(base), base), rest)  # a file of that name is no preset
 
 
@@ -187,7 +189,7 @@ class _Reader(NamedTuple):
             if self.record and not abs(value) < _LARGEST_NUMBER:
                 raise self._refused(f"{path} must be finite, got {_shorten(value)}")
         if expected is types.NoneType or type(value) is not expected:
-            hint = nearest(str(value), map(str, arguments)) if origin is Literal else ""
+            hint = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
             raise self._refused(
                 f"{path} must be {_name_type(expected)}, got {_shorten(value)}{hint}"
             )
@@ -209,7 +211,7 @@ class _Reader(NamedTuple):
         unknown = [key for key in table if key not in hints]
         if unknown and not self.record:
             raise WakefulError(
-                f"unknown key {_join(path, unknown[0])!r}{nearest(str(unknown[0]), hints)}; "
+                f"unknown key {_join(path, unknown[0])!r}{did_you_mean(str(unknown[0]), hints)}; "
                 f"{path or 'the top level'} has {', '.join(sorted(hints))}"
             )
         values = {

@@ -37,7 +37,7 @@ class Difference:
 
 
 @torch.inference_mode()
-def differences(
+def measure_differences(
     original: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
 ) -> dict[str, Difference]:
     """Return how far the cured model is from the one before, which reads the prefix as text.

@@ -24,10 +24,10 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import (
     INTERVAL,
     Estimate,
+    confidence_interval,
     describe_change,
-    interval,
+    format_interval,
     mean_and_error,
-    with_interval,
 )
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.weights_out import stock_architecture
@@ -126,7 +126,7 @@ class Proof:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the difference."""
-        return interval(*self.difference, NUM_PROOF)
+        return confidence_interval(*self.difference, NUM_PROOF)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class CureChoice:
         sentences: list[str] = []
         for proof, trial in zip(self.proofs, self.trials[0], strict=False):
             before, after = (
-                with_interval(*cost, NUM_PROOF) for cost in (proof.before, proof.after)
+                format_interval(*cost, NUM_PROOF) for cost in (proof.before, proof.after)
             )
             text = (
                 f"{after} nats per token {cured_label} and {before} {uncured_label}, "
@@ -206,7 +206,7 @@ class CureChoice:
         proofs = [
             [
                 str(proof.scheme),
-                *(with_interval(*cost, NUM_PROOF, "+") for cost in (proof.before, proof.after)),
+                *(format_interval(*cost, NUM_PROOF, "+") for cost in (proof.before, proof.after)),
                 _difference(proof),
             ]
             for proof in self.proofs
@@ -216,7 +216,7 @@ class CureChoice:
                 str(trials[0].candidate),
                 *(
                     Cell(
-                        with_interval(*trial.damage, NUM_SEARCH, "+"),
+                        format_interval(*trial.damage, NUM_SEARCH, "+"),
                         "" if trial.scheme == first.scheme else str(trial.scheme),
                     )
                     for trial, first in zip(trials, self.trials[0], strict=True)
@@ -272,7 +272,7 @@ class Texts:
         return cls.of(sequences[::stride][: cls.rows], opening)
 
 
-def format_of(name: str) -> Scheme:
+def parse_format(name: str) -> Scheme:
     """Parse a format's name or a scheme expression.
 
     Weights of few bits are rounded by GPTQ where a name is given; an expression names its method.
@@ -284,7 +284,9 @@ def format_of(name: str) -> Scheme:
     return scheme
 
 
-def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> list[Candidate]:
+def list_candidates(
+    plain: Decoder, schemes: Sequence[Scheme], token: int | None
+) -> list[Candidate]:
     """Return every pair of a residual rotation and a sink cure that is possible, no cure first."""
     grids = [
         grid
@@ -338,7 +340,7 @@ def clip_scheme(scheme: Scheme, share: float) -> Scheme:
     return replace(scheme, inputs=clip(scheme.inputs), cache=clip(scheme.cache))
 
 
-def choose(
+def choose_cure(
     plain: Decoder,
     schemes: Sequence[Scheme],
     texts: Texts,
@@ -379,7 +381,7 @@ class _Search:
     def choose(self) -> CureChoice:
         """Measure all candidates and prove the best."""
         self._measure_uncured()
-        for candidate in candidates(self.plain, self.schemes, self.token)[1:]:
+        for candidate in list_candidates(self.plain, self.schemes, self.token)[1:]:
             self._try(candidate, self.schemes)
         for candidate in add_online_rotations(self._best[0], self.schemes):
             self._try(candidate, self.schemes)
@@ -398,7 +400,7 @@ class _Search:
             estimates = (mean_and_error(costs) for costs in (before, after, after - before))
             proofs.append(Proof(scheme, *estimates))
         mean, error = mean_and_error(gaps)
-        is_better = interval(mean, error, NUM_PROOF)[1] < 0
+        is_better = confidence_interval(mean, error, NUM_PROOF)[1] < 0
         if not is_better or any(proof.difference[0] > 0 for proof in proofs):
             best, schemes = Candidate(), self.schemes
         return CureChoice(best, schemes, tuple(self.trials), tuple(proofs))

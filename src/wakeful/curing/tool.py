@@ -18,7 +18,7 @@ from wakeful import surgery
 from wakeful.config.commands import command_of
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
-from wakeful.curing.difference import Difference, differences, logit_difference
+from wakeful.curing.difference import Difference, logit_difference, measure_differences
 from wakeful.curing.options import CureOptions
 from wakeful.curing.search import (
     NUM_CALIBRATION,
@@ -27,9 +27,9 @@ from wakeful.curing.search import (
     Candidate,
     CureChoice,
     Texts,
-    candidates,
-    choose,
-    format_of,
+    choose_cure,
+    list_candidates,
+    parse_format,
 )
 from wakeful.curing.search import SEARCH_LENGTH as CHOOSING_LENGTH
 from wakeful.data.sources import beginning_of
@@ -48,7 +48,7 @@ from wakeful.diagnosis import (
     windows_of,
 )
 from wakeful.errors import WakefulError
-from wakeful.estimates import LossChange, finite
+from wakeful.estimates import LossChange, finite_or_none
 from wakeful.finding import Advice
 from wakeful.hf.checkpoint_reader import is_hybrid
 from wakeful.hf.weights_out import (
@@ -62,12 +62,12 @@ from wakeful.loading.card import model_card
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationText
-from wakeful.loading.session import note_duration, session
-from wakeful.loading.sources import Source, convert_to_decoder, dtype_of, name_of
+from wakeful.loading.session import note_duration, open_session
+from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, source_name
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
-from wakeful.paged import as_stored
+from wakeful.paged import stored_tensor
 from wakeful.probes.experts import is_fused
 from wakeful.probes.running import logits_of
 from wakeful.probes.watch import event_source
@@ -75,7 +75,7 @@ from wakeful.reports.html import write_page
 from wakeful.reports.result import MeasuredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 
 COMPARED_TOKENS = 64
@@ -148,8 +148,8 @@ class Cure(_CuredModel, MeasuredResult):
         figures = self.diagnosis.summary | {
             "loss_change": {
                 "change": self.loss.change, "windows": self.loss.windows,
-                "standard_error": finite(self.loss.error),
-                "interval": [finite(edge) for edge in self.loss.interval],
+                "standard_error": finite_or_none(self.loss.error),
+                "interval": [finite_or_none(edge) for edge in self.loss.interval],
             },
             "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
             "differences": {name: vars(diff) for name, diff in self.differences.items()},
@@ -198,13 +198,13 @@ class Cure(_CuredModel, MeasuredResult):
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder that Transformers loads, with the page beside it."""
-        tokenizer = self.model.own_tokenizer
+        tokenizer = self.model.wakeful_tokenizer
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
             done=[f"{label}: {text}" for label, text in self.done],
             figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
         )  # fmt: skip
-        kind, module = self.model.written_in, self.model.module
+        kind, module = self.model.export_dtype, self.model.module
         files = {"tokenizer": tokenizer, "dtype": kind, "types": self.model.types, "card": card}
         if isinstance(module, PreTrainedModel):
             save_stock(module, folder, **files)
@@ -235,7 +235,7 @@ _FIGURE_LABELS = {
 
 
 @accept_options(CureOptions)
-@ordinary_switches()
+@default_torch_state()
 def cure(
     model: Source,
     *,
@@ -265,12 +265,12 @@ def cure(
     options = options_from(CureOptions, kwargs, options)
     if options.rotate:
         rotation_of(options.rotate)
-    command = command_of("cure", options, name_of(model))
+    command = command_of("cure", options, source_name(model))
     for name in options.for_:
-        format_of(name)
+        parse_format(name)
     if options.out:
         refuse_existing(Path(options.out))
-    with session("cure", options, [model], tokenizer, display) as opened_session:
+    with open_session("cure", options, [model], tokenizer, display) as opened_session:
         learning_tokens = _count_learning_tokens(options)
         num_tokens = (options.length or LENGTH) * options.num_sequences + learning_tokens
         text_words = EvaluationText(beginning_of(options.source, num_tokens))
@@ -281,7 +281,7 @@ def cure(
             )
         event_source(loaded.module)  # refuses what cannot be diagnosed
         if options.out:
-            _ = loaded.own_tokenizer  # which is written
+            _ = loaded.wakeful_tokenizer  # which is written
         fused = any(map(is_fused, loaded.module.modules()))
         make = _cure_experts if fused and not is_hybrid(loaded.module.config) else _cure_decoder
         result = make(_CureTask(loaded, text_words, learning_tokens, options, opened_session.show))
@@ -296,8 +296,9 @@ def cure(
     helped = options.for_ or _is_helped(result, diagnosis)
     advice = None if helped else _advise_next(loaded, diagnosis, text_words, options, result.length)
     cure = Cure(
-        **vars(result), before=loaded, diagnosis=diagnosis, source=name_of(model), command=command,
-        figures=options.figures, out=options.out, advice=advice, reading=options.text_flags,
+        **vars(result), before=loaded, diagnosis=diagnosis, source=source_name(model),
+        command=command, figures=options.figures, out=options.out, advice=advice,
+        reading=options.text_flags,
     )  # fmt: skip
     if options.out:
         cure.save(options.out)
@@ -362,7 +363,7 @@ class _CureTask:
             loaded, name=f"{loaded.name} cured", module=module, path=None,
             architecture=_describe_architecture(loaded, self.options), stored=self.stored,
             types=self.types,
-            generates_as=loaded,
+            generation_source=loaded,
             **changes,
         )  # fmt: skip
 
@@ -408,13 +409,13 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     result = task.cured(cured, context=context, read_tokenizer=read)
     show.note("comparing logits")
     prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
-    by_dtype = differences(loaded.module, plain, cured, compared, prefix_tokens)
+    by_dtype = measure_differences(loaded.module, plain, cured, compared, prefix_tokens)
     done += [
         (f"Logits in {kind}", difference.describe(prefix_tokens))
         for kind, difference in by_dtype.items()
     ]
     written = (
-        architecture_to_write(cured.config, result.own_tokenizer)
+        architecture_to_write(cured.config, result.wakeful_tokenizer)
         if options.out
         else stock_architecture(cured.config)
     )
@@ -482,7 +483,7 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         expected = [logits_of(loaded.module, row[None])[:, len(prefix_tokens) :] for row in before]
         logits = [logits_of(cured, row[None]) for row in compared]
         gap = logit_difference(expected, logits)
-    kind, result = dtype_of(loaded), task.cured(cured, **changes)
+    kind, result = dtype_name(loaded), task.cured(cured, **changes)
     loss = loss_change(loaded, result, text, options.bos)
     done = [
         ("Loss on the text", str(loss)),
@@ -523,7 +524,7 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
     """
     if not (loaded.adds_bos or loaded.tokenizer.chat_template):
         return lambda: loaded.tokenizer
-    tokenizer, turn = loaded.own_tokenizer.without_bos(), None
+    tokenizer, turn = loaded.wakeful_tokenizer.without_bos(), None
     with suppress(WakefulError):  # a template without a user's turn stays as it is
         turn = user_turn(tokenizer)
     # Some mark every turn with the token that is also named BOS, as SmolLM2's does.
@@ -556,7 +557,9 @@ def _verification_text(task: _CureTask) -> Tensor:
 def _fitting_tokens(task: _CureTask, skip: int) -> Tensor:
     """Return the tokens (N,) to fit on: those after the ones to verify on."""
     num_needed = min(FIT_LENGTH, task.loaded.context - 1)
-    tokens = task.text_words.beginning.tokens(task.loaded.plain, skip + task.learning_tokens)[skip:]
+    tokens = task.text_words.beginning.tokens(
+        task.loaded.encode_plain, skip + task.learning_tokens
+    )[skip:]
     if len(tokens) < num_needed:
         raise WakefulError(
             f"the text has {skip + len(tokens):,} tokens, and {skip:,} of them are to verify on: "
@@ -584,7 +587,7 @@ def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkC
         return None
     number = int(options.prefix) if options.prefix.isdecimal() else 1
     tokens = _choosing_tokens(task, text)
-    opening = loaded.begin(options.bos)
+    opening = loaded.start_tokens(options.bos)
     room = loaded.context - max(number, len(opening))
     on_progress = partial(task.show.count, "tokens that may take the sink")
     return choose_prefix(
@@ -596,7 +599,7 @@ def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkC
 def _choosing_tokens(task: _CureTask, text: Tensor) -> Tensor:
     """Return the tokens (N,) of the text after the one to verify on, or of that where it ends."""
     skip = text.numel()
-    rest = task.text_words.beginning.tokens(task.loaded.plain, skip + CHOOSING_TOKENS)[skip:]
+    rest = task.text_words.beginning.tokens(task.loaded.encode_plain, skip + CHOOSING_TOKENS)[skip:]
     return torch.tensor(rest, device=text.device) if len(rest) > skip else text.flatten()
 
 
@@ -608,7 +611,7 @@ def _choose_stored_tokens(
     if not prefix:
         return [], []
     if prefix == "bos":
-        tokens, why = task.loaded.begin("on"), ""
+        tokens, why = task.loaded.start_tokens("on"), ""
     else:
         assert sink is not None
         trial = sink.best if prefix == "auto" else sink.token
@@ -627,7 +630,7 @@ def _choose_stored_tokens(
 
 
 def _format_tokens(loaded: Model, tokens: Sequence[int]) -> str:
-    return ", ".join(f"{loaded.text_of(token)!r} (id {token})" for token in tokens)
+    return ", ".join(f"{loaded.token_text(token)!r} (id {token})" for token in tokens)
 
 
 def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
@@ -637,18 +640,18 @@ def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
     loaded, options = task.loaded, task.options
     if not options.for_:
         return None
-    length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(options.bos)) - 1)
+    length = min(CHOOSING_LENGTH, loaded.context - len(loaded.start_tokens(options.bos)) - 1)
     count = Texts.rows * length
-    tokens = task.text_words.beginning.tokens(loaded.plain, text.numel() + count * SEARCH_SPREAD)[
-        text.numel() :
-    ]
+    tokens = task.text_words.beginning.tokens(
+        loaded.encode_plain, text.numel() + count * SEARCH_SPREAD
+    )[text.numel() :]
     if len(tokens) < count:
         raise WakefulError(
             f"the text has {text.numel() + len(tokens):,} tokens: choosing a cure needs "
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
     token_ids = torch.tensor(tokens, device=loaded.device)
-    return Texts.spread(token_ids, length, tuple(loaded.begin(options.bos)))
+    return Texts.spread(token_ids, length, tuple(loaded.start_tokens(options.bos)))
 
 
 def _choose_cure(
@@ -660,17 +663,17 @@ def _choose_cure(
     loaded, options = task.loaded, task.options
     if texts is None:
         return None, options
-    schemes = [format_of(name) for name in options.for_]
+    schemes = [parse_format(name) for name in options.for_]
     token = None if sink is None else sink.token.tokens[0]
     calibration_passes = sum(
         scheme.method.passes(NUM_CALIBRATION) for scheme in schemes if scheme.method
     )
     note_duration(
         task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],
-        total=len(candidates(plain, schemes, token)),
+        total=len(list_candidates(plain, schemes, token)),
         passes=NUM_SEARCH * len(schemes) + NUM_CALIBRATION * calibration_passes,
     )  # fmt: skip
-    choice = choose(
+    choice = choose_cure(
         plain, schemes, texts, token=token, stock=options.stock, seed=options.seed,
         on_progress=task.show.note,
     )  # fmt: skip
@@ -731,7 +734,7 @@ def _round_changed(
     kind = str(dtype).removeprefix("torch.")
     for name, parameter in cured.named_parameters():
         original = before.get(name)
-        if as_stored(parameter).dtype == dtype or original is parameter:
+        if stored_tensor(parameter).dtype == dtype or original is parameter:
             continue
         if original is not None and torch.equal(original, parameter):
             continue

@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 
 ANOTHER = "; give the model another tokenizer"
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
@@ -45,7 +45,7 @@ class Encoder:
         table = json.loads(description)
         check_growth(table)
         self._cuts_are_free = _cuts_are_free(table)
-        with guarded("the tokenizer is damaged", ANOTHER):
+        with wrap_errors("the tokenizer is damaged", ANOTHER):
             self._inner = tokenizers.Tokenizer.from_str(
                 json.dumps(_hide_special_tokens(table, special))
             )
@@ -108,7 +108,7 @@ class Encoder:
 
     def _run(self, texts: list[str], *, offsets: bool = False) -> list[tokenizers.Encoding]:
         run = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
-        with guarded("the tokenizer cannot encode a text", ANOTHER):
+        with wrap_errors("the tokenizer cannot encode a text", ANOTHER):
             try:
                 return run(texts, add_special_tokens=False)
             except (TypeError, UnicodeEncodeError) as error:

@@ -38,7 +38,7 @@ from wakeful.data.tokens import (
 )
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
-from wakeful.paths import default_cache_dir, expanded, moved_in
+from wakeful.paths import default_cache_dir, expand_home, install_folder
 from wakeful.terminal.display import Display
 
 Progress = Callable[[str, int, int | None], None]
@@ -92,7 +92,7 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = expanded(folder).absolute(), progress or Display().stage
+    folder, progress = expand_home(folder).absolute(), progress or Display().stage
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(
@@ -311,7 +311,7 @@ def _shared_tokenizer(
             tokenizer = Tokenizer.train(texts, config.vocab_size)
             shutil.rmtree(building / "scratch")
             tokenizer.save(building)
-            moved_in(building, folder, "tokenizer.json")
+            install_folder(building, folder, "tokenizer.json")
     return Tokenizer.load(folder)
 
 
@@ -336,7 +336,7 @@ def _chosen_tokenizer(
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
     for single in single_sources(source):
-        path = expanded(single)
+        path = expand_home(single)
         # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
         if os.path.isdir(path) and folder.resolve().is_relative_to(path.resolve()):
             raise WakefulError(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 from wakeful.terminal.plain_text import decode_utf8
 
 JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
@@ -170,7 +170,7 @@ def stream_file(
     Raises:
         WakefulError: `datasets` cannot read it; the line says `what` that is, and the remedy.
     """
-    with guarded(f"cannot read {description}", remedy):
+    with wrap_errors(f"cannot read {description}", remedy):
         import datasets  # noqa: PLC0415 - it takes seconds to import
 
         # It logs what it then raises.

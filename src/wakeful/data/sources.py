@@ -31,10 +31,10 @@ from wakeful.data.readers import (
     stream_file,
 )
 from wakeful.data.tokens import is_prepared
-from wakeful.errors import WakefulError, nearest, nearest_path, one_line
-from wakeful.paths import expanded
+from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path, one_line
+from wakeful.paths import expand_home
 from wakeful.terminal.plain_text import PACKED_ENDINGS
-from wakeful.variants import variants
+from wakeful.variants import variants_by_name
 
 PYTHON_STDLIB = "python-stdlib"
 MIXTURE = "mixture"
@@ -119,7 +119,7 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
         return
-    files, folder = _files(source), expanded(source)
+    files, folder = _files(source), expand_home(source)
     if os.path.isdir(folder) and not _is_stdlib(source):
         _tell_of_others(folder, {name for name, _ in files})
     for name, path in files:
@@ -146,7 +146,7 @@ def _is_stdlib(source: str) -> bool:
 
 
 def _find(source: str) -> list[tuple[str, Path]]:
-    path = expanded(source)
+    path = expand_home(source)
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
@@ -168,17 +168,16 @@ def _find(source: str) -> list[tuple[str, Path]]:
         return files
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
-    tasks = variants("data.tasks")
+    tasks = variants_by_name("data.tasks")
     if source.partition("(")[0].strip() in tasks:
         raise WakefulError(
             f"{source} is a task, whose tokens are drawn, and text is needed here: name a file, a "
             f"folder, hf:owner/name or {PYTHON_STDLIB}"
         )
     if not glob.has_magic(source):
-        names = [PYTHON_STDLIB, *tasks]
+        hint = did_you_mean(source, [PYTHON_STDLIB, *tasks]) or did_you_mean_path(source)
         raise WakefulError(
-            f"no such file or folder: {source}{nearest(source, names) or nearest_path(source)}: "
-            f"check the path, or use {PYTHON_STDLIB}"
+            f"no such file or folder: {source}{hint}: check the path, or use {PYTHON_STDLIB}"
         )
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
     matches = [match for match in matches if match.is_file()]

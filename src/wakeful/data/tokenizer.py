@@ -17,9 +17,9 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from wakeful.data.encoding import ANOTHER, Encoder, check_growth, pieces
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 from wakeful.hub import hub_or_cache
-from wakeful.paths import expanded
+from wakeful.paths import expand_home
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
@@ -141,12 +141,12 @@ class Tokenizer:
             WakefulError: the file is missing, is not a tokenizer or has no end of text, or the hub
                 cannot be reached.
         """
-        file = _fetch_from_hub(str(path)) if str(path).startswith(HUB) else expanded(path)
+        file = _fetch_from_hub(str(path)) if str(path).startswith(HUB) else expand_home(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
         beside = beside_of(file.parent)
-        with guarded(f"{file} is not a tokenizer.json", "; fetch it again"):
+        with wrap_errors(f"{file} is not a tokenizer.json", "; fetch it again"):
             text = file.read_text("utf-8")
             _check_ids(file, json.loads(text))
             inner = tokenizers.Tokenizer.from_str(text)
@@ -156,7 +156,7 @@ class Tokenizer:
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
                 "tokenizer_config.json beside it"
             )
-        with guarded(f"{file} is damaged", "; fetch it again"):
+        with wrap_errors(f"{file} is damaged", "; fetch it again"):
             return cls(inner, end_of_text=end_of_text, beside=beside)
 
     def save(self, path: str | Path) -> None:
@@ -220,7 +220,7 @@ class Tokenizer:
     @functools.cached_property
     def _put(self) -> tuple[list[int], list[int]]:
         inner = self._as_read
-        with guarded("the tokenizer cannot encode a text", ANOTHER):
+        with wrap_errors("the tokenizer cannot encode a text", ANOTHER):
             plain = inner.encode("a", add_special_tokens=False).ids
             return special_ids_around(inner.encode("a").ids, plain)
 
@@ -326,14 +326,14 @@ class Tokenizer:
 
         For what a program writes, a chat template say; never for data.
         """
-        with guarded("the tokenizer cannot encode a text", ANOTHER):
+        with wrap_errors("the tokenizer cannot encode a text", ANOTHER):
             return self._as_read.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
     def _as_read(self) -> tokenizers.Tokenizer:
         """The tokenizer as Transformers reads it, without truncation and padding."""
         settings, _ = self._tables_to_write()
-        with guarded("the tokenizer is damaged", ANOTHER):
+        with wrap_errors("the tokenizer is damaged", ANOTHER):
             return tokenizers.Tokenizer.from_str(json.dumps(settings))
 
     @functools.cached_property
@@ -349,7 +349,7 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""
         visible = [token for token in tokens if special or token not in self.special_tokens]
-        with guarded("the tokenizer cannot decode its tokens", ANOTHER):
+        with wrap_errors("the tokenizer cannot decode its tokens", ANOTHER):
             return self.inner.decode(visible, skip_special_tokens=False)
 
     def _id_of(self, role: str) -> int | None:

@@ -30,8 +30,8 @@ from wakeful.data.readers import os_errors
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
-from wakeful.paths import expanded, part_beside
+from wakeful.guard import wrap_errors
+from wakeful.paths import expand_home, temporary_path_beside
 
 FORMAT, VERSION = "wakeful.tokens", 1
 TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -120,7 +120,7 @@ class PreparedData(Data):
         Raises:
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
-        folder = expanded(folder)
+        folder = expand_home(folder)
         with os_errors(f"cannot read {folder}", "prepare the data again"):
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
@@ -168,7 +168,7 @@ class PreparedData(Data):
         )
 
     def is_named_by(self, source: str) -> bool:
-        return self.folder == expanded(source)
+        return self.folder == expand_home(source)
 
     def first(self, config: DataConfig, length: int) -> TokenFile:
         if config.max_tokens < length + 1:
@@ -256,7 +256,7 @@ def write_split(
     """
     path, starts = _files(folder, split)
     lengths = array("q")
-    part = part_beside(path)  # the documents may be read from the file that is there
+    part = temporary_path_beside(path)  # the documents may be read from the file that is there
     with part.open("wb") as file:
         for document in documents:
             file.write(document.tobytes())
@@ -305,7 +305,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def is_prepared(folder: Path) -> bool:
     """Return whether `folder` claims to be ours; `PreparedData.open` says whether it is whole."""
     try:
-        info = json.loads((expanded(folder) / "data.json").read_text(encoding="utf-8"))
+        info = json.loads((expand_home(folder) / "data.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(info, dict) and info.get("format") == FORMAT
@@ -358,7 +358,7 @@ def _is_complete(info: dict[str, Any]) -> bool:
 
 
 def _read_documents(path: Path, facts: dict[str, Any]) -> np.ndarray:
-    with guarded(f"{path} is damaged", f": delete {path.parent} and prepare the data again"):
+    with wrap_errors(f"{path} is damaged", f": delete {path.parent} and prepare the data again"):
         documents = np.lib.format.open_memmap(path, mode="r")  # no zip file and no object is read
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
         raise _damage_error(
@@ -405,7 +405,7 @@ def building_beside(folder: Path) -> Iterator[Path]:
 
     So a prepared folder appears whole or not at all, and never over something else.
     """
-    building = part_beside(folder)
+    building = temporary_path_beside(folder)
     cure = "free some space or choose another folder (nothing was kept)"
     try:
         with os_errors(f"cannot write {folder}", cure):

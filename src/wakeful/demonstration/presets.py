@@ -9,7 +9,7 @@ from rich.text import Text
 
 from wakeful.config.schema import config_from_table, seeds_of, variants_of
 from wakeful.config.tables import preset_names, preset_text, read_table
-from wakeful.device import H100, choose_device, rough_seconds
+from wakeful.device import H100, choose_device, estimate_seconds
 from wakeful.terminal.display import format_duration
 from wakeful.training import run_size
 
@@ -73,7 +73,7 @@ def sort_presets() -> tuple[list[PresetFacts], list[PresetFacts]]:
 
 def render_presets() -> RenderableType:
     """Return a table of the presets with their estimated cost on this machine and on an H100."""
-    seconds_per_operation = rough_seconds(1.0, choose_device("auto"))
+    seconds_per_operation = estimate_seconds(1.0, choose_device("auto"))
     grid = Grid(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     grid.add_column("preset")
     for column in ("runs", "size", "tokens", "memory", "here", "H100"):

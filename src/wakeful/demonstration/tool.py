@@ -11,14 +11,14 @@ from wakeful.config.reading import FigureFormat
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
 from wakeful.demonstration.report import Story, demonstration_report
-from wakeful.device import choose_device, rough_seconds
+from wakeful.device import choose_device
 from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
 from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2
 from wakeful.reports.html import write_page
 from wakeful.reports.terminal import render_terminal
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import DisplayFactory, default_display, format_duration
 from wakeful.training import ComparedRuns, check_run, compare, run_operations
 
@@ -61,7 +61,7 @@ class Demonstration:
         return render_terminal(self.report)
 
 
-@ordinary_switches()
+@default_torch_state()
 def demonstrate(
     out: str | Path,
     *,
@@ -91,7 +91,7 @@ def demonstrate(
         for config in (config for variants in parts.values() for config in variants.values()):
             check_run(config, show.stage)
             operations += run_operations(config)
-        seconds = rough_seconds(operations, choose_device("auto"))
+        seconds = estimate_seconds(operations, choose_device("auto"))
         show.note(
             f"demo: three parts; very roughly {format_duration(seconds)} on this machine in all"
         )

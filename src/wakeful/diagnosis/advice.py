@@ -104,7 +104,7 @@ def advise(
         return Advice(words=f"{loaded.name} is quantized: cure the model that it was made from")
     show.note("trying cures on the text")
     tokens = torch.tensor([token for row in sequences for token in row], device=loaded.device)
-    room = loaded.context - max(1, len(loaded.begin(bos)))
+    room = loaded.context - max(1, len(loaded.start_tokens(bos)))
     windows = windows_of(tokens, room)
     if any(map(is_fused, loaded.module.modules())):
         return _advise_on_experts(loaded, windows, bos, sunk=sunk)
@@ -218,7 +218,7 @@ class _CureTrials:
             self.turn = turning_of(self.decoder)
         except WakefulError as error:  # why it cannot be turned
             self.fixed = str(error).split("; ")[0]
-        self.seen = self._look(self.decoder, self.windows, self.loaded.begin(self.bos))
+        self.seen = self._look(self.decoder, self.windows, self.loaded.start_tokens(self.bos))
         self.plain = trial_of((), "as it is", self.seen, self.seen)
         self.good_share = surgery.free_share(self.windows.shape[1])
 
@@ -227,7 +227,7 @@ class _CureTrials:
         """Measurements of the model with BOS stored; None where it has none."""
         if self.loaded.bos is None:
             return None
-        cured = surgery.store_prefix(self.decoder, self.loaded.begin("on"))
+        cured = surgery.store_prefix(self.decoder, self.loaded.start_tokens("on"))
         return self._look(cured, self.windows)
 
     @cached_property
@@ -235,7 +235,7 @@ class _CureTrials:
         """The token that is best stored, of all that the model may park on."""
         looks: list[tuple[tuple[int, ...], Look]] = [((), self.seen)]
         if self.stored_bos is not None:
-            looks.append(((*self.loaded.begin("on"),), self.stored_bos))
+            looks.append(((*self.loaded.start_tokens("on"),), self.stored_bos))
         return choose_prefix(
             self.loaded, self.decoder, self.windows, bos=self.bos,
             known=[
@@ -269,7 +269,7 @@ class _CureTrials:
         except WakefulError:
             return None
         token, look = self.choice.token, self.stored_bos
-        if look is None or [*token.tokens] != self.loaded.begin("on"):
+        if look is None or [*token.tokens] != self.loaded.start_tokens("on"):
             cured = surgery.store_prefix(self.decoder, token.tokens)
             look = self._look(cured, self.windows[:SHARE_WINDOWS])
             look = dataclasses.replace(look, losses=token.losses)
@@ -301,7 +301,7 @@ class _CureTrials:
     def _look(
         self, decoder: Decoder, windows: Int[Tensor, "B L"], opening: Sequence[int] = ()
     ) -> Look:
-        return look_at(decoder, windows, opening, turn=self.turn, text_of=self.loaded.text_of)
+        return look_at(decoder, windows, opening, turn=self.turn, text_of=self.loaded.token_text)
 
 
 class _Turned(Probe):
@@ -329,11 +329,11 @@ def _advise_on_experts(
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
         return Advice(words=f"{text}{sink_stays}")
-    start = loaded.begin(bos)
-    seen = look_at(loaded.module, windows, start, text_of=loaded.text_of)
+    start = loaded.start_tokens(bos)
+    seen = look_at(loaded.module, windows, start, text_of=loaded.token_text)
 
     def measure(cure: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
-        look = look_at(model, windows, opening, text_of=loaded.text_of)
+        look = look_at(model, windows, opening, text_of=loaded.token_text)
         return trial_of(options, cure, seen, look)
 
     model, opening = loaded.module, start

@@ -127,10 +127,10 @@ def diagnose_model(
         loss=loss,
         loss_error=error,
         rows=gather(probes),
-        tokens=tuple(loaded.text_of(token) for token in sequences[0][:_NAMED]),
+        tokens=tuple(loaded.token_text(token) for token in sequences[0][:_NAMED]),
         attention=next(p for p in probes if isinstance(p, FirstAttention)).frame(),
         has_bos=loaded.bos is not None,
-        later_sinks=later_sinks(sequences, keys.shares, keys.masses, loaded.text_of),
+        later_sinks=later_sinks(sequences, keys.shares, keys.masses, loaded.token_text),
     )
 
 

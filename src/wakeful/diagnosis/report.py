@@ -25,7 +25,13 @@ from wakeful.diagnosis.verdict import (
     lazy_layers,
     suggested_depth,
 )
-from wakeful.estimates import INTERVAL, finite, reach, to_error, with_error
+from wakeful.estimates import (
+    INTERVAL,
+    finite_or_none,
+    format_estimate,
+    interval_half_width,
+    round_to_error,
+)
 from wakeful.finding import Advice, Level
 from wakeful.probes.base import block_outputs, mean_over_layers
 from wakeful.reports import charts
@@ -127,7 +133,7 @@ def _draw_curve(
     value = pl.col("value")
 
     def rows(model_diagnosis: ModelDiagnosis, position: str) -> pl.DataFrame:
-        half = pl.col("standard_error").fill_null(0) * reach(
+        half = pl.col("standard_error").fill_null(0) * interval_half_width(
             1.0, max(2, model_diagnosis.num_sequences)
         )
         low, high = value - half, value + half
@@ -470,7 +476,7 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
         key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))
     ]
     errors = {
-        "loss": finite(diagnosis.loss_error),
+        "loss": finite_or_none(diagnosis.loss_error),
         "entropy": mean("entropy", variant="code"),
         "value_drain": mean("value_drain", position="first"),
         **{key: mean(key) for key in first_token_keys},
@@ -481,7 +487,7 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
         },
     }
     count = diagnosis.num_sequences
-    return {key: error and reach(error, count) for key, error in errors.items()}
+    return {key: error and interval_half_width(error, count) for key, error in errors.items()}
 
 
 def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
@@ -498,6 +504,9 @@ def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | Non
             figure, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
         elif half:
             difference_half = math.hypot(half, base_half or 0.0)
-            figure, gap = with_error(value, half), to_error(change, difference_half, "+")
+            figure, gap = (
+                format_estimate(value, half),
+                round_to_error(change, difference_half, "+"),
+            )
         cells.append(Cell(figure, gap if change else ""))
     return cells

@@ -59,10 +59,10 @@ def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B 
     They are BOS, the first token that the tokenizer and the chat template put before a text, the
     end of text, and the most attended and the most frequent tokens of the windows.
     """
-    candidates = [] if loaded.bos is None else loaded.begin("on")
+    candidates = [] if loaded.bos is None else loaded.start_tokens("on")
     candidates += loaded.opening[:1]
     try:
-        turn = user_turn(loaded.own_tokenizer)
+        turn = user_turn(loaded.wakeful_tokenizer)
     except WakefulError:  # a template without a user's turn says nothing
         turn = None
     candidates += [] if turn is None else turn.before[:1]
@@ -80,7 +80,7 @@ def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B 
     counts = torch.bincount(windows.flatten())
     frequent = counts.argsort(descending=True)[:_FREQUENT]
     frequent = [token for token in frequent.tolist() if counts[token]]
-    return loaded.checked([*dict.fromkeys([*candidates, *attended, *frequent])])
+    return loaded.check_tokens([*dict.fromkeys([*candidates, *attended, *frequent])])
 
 
 def choose_prefix(
@@ -101,10 +101,10 @@ def choose_prefix(
     Raises:
         WakefulError: the model has a stored prefix already.
     """
-    opening, candidates, choice = loaded.begin(bos), list[int](), None
+    opening, candidates, choice = loaded.start_tokens(bos), list[int](), None
     if loaded.bos is not None:
         choice = choose_sink_tokens(
-            decoder, windows, loaded.begin("on"), opening=opening, known=known
+            decoder, windows, loaded.start_tokens("on"), opening=opening, known=known
         )
         known = choice.trials
     settled = (
@@ -143,7 +143,7 @@ def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
 
 def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:
     """Return the change of loss from the model `before` to `after` on windows of a text."""
-    openings = before.begin(bos), after.begin(bos)
+    openings = before.start_tokens(bos), after.start_tokens(bos)
     room = min(before.context, after.context) - max(map(len, openings))
     length = max(2, min(WINDOW, text.shape[1], room))
     rows = text[:, : text.shape[1] // length * length].reshape(-1, length)

@@ -23,13 +23,13 @@ from wakeful.diagnosis.report import diagnosis_report
 from wakeful.diagnosis.verdict import diagnosis_summary
 from wakeful.errors import WakefulError
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import EvaluationData, evaluation_data
-from wakeful.loading.session import choose_data, count_progress, session
-from wakeful.loading.sources import Source, name_of
+from wakeful.loading.reading import EvaluationData, open_evaluation_data
+from wakeful.loading.session import choose_data, count_progress, open_session
+from wakeful.loading.sources import Source, source_name
 from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 
 
@@ -71,7 +71,7 @@ class Diagnosis(MeasuredResult):
 
 
 @accept_options(DiagnoseOptions)
-@ordinary_switches()
+@default_torch_state()
 def diagnose(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,
@@ -96,8 +96,10 @@ def diagnose(
             option is out of its range, or `out` exists. Nothing is written.
     """
     options = options_from(DiagnoseOptions, kwargs, options)
-    with session("diagnose", options, models, tokenizer, display) as run:
-        data = evaluation_data(options.source, (options.length or LENGTH) * options.num_sequences)
+    with open_session("diagnose", options, models, tokenizer, display) as run:
+        data = open_evaluation_data(
+            options.source, (options.length or LENGTH) * options.num_sequences
+        )
         diagnoses: list[ModelDiagnosis] = []
         texts: dict[str, str] = {}
         for model in run.models():
@@ -125,7 +127,7 @@ def diagnose(
         }
         result = Diagnosis(
             models=tuple(diagnoses), method=method, machine=run.machine,
-            sources=tuple(name_of(source) for source in models), figures=options.figures,
+            sources=tuple(source_name(source) for source in models), figures=options.figures,
         )  # fmt: skip
         run.keep(result)
     return result
@@ -143,7 +145,10 @@ def _diagnose_model(
         )
     length = options.length_for(model.context)
     sequences = data.sequences(
-        model, length=length, num_sequences=options.num_sequences, bos=model.begins(options.bos)
+        model,
+        length=length,
+        num_sequences=options.num_sequences,
+        bos=model.starts_with_bos(options.bos),
     )
     diagnosis = diagnose_model(
         model,
@@ -161,7 +166,7 @@ def _diagnose_model(
     diagnosis = replace(diagnosis, quantized=model.is_quantized)
     if options.no_advice:
         return diagnosis
-    text = [row[model.begins(options.bos) :] for row in sequences]
+    text = [row[model.starts_with_bos(options.bos) :] for row in sequences]
     advice = advise(model, diagnosis, text, bos=options.bos, show=show)
     if advice is not None and advice.arguments:
         arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))

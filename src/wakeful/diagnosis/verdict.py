@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from wakeful.diagnosis.measure import ModelDiagnosis
-from wakeful.estimates import finite
+from wakeful.estimates import finite_or_none
 from wakeful.finding import Finding, Level
 from wakeful.probes import exact
 from wakeful.probes.base import block_outputs, mean_over_layers
@@ -28,7 +28,7 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
     """Return the figures that papers print, each a mean over layers unless its name says more."""
 
     def mean(metric: str, **where: str) -> float | None:
-        return finite(mean_over_layers(layer_values(diagnosis, metric, **where)))
+        return finite_or_none(mean_over_layers(layer_values(diagnosis, metric, **where)))
 
     ranks = head_values(diagnosis, "rank")
     drain = layer_values(diagnosis, "value_drain", position="first")
@@ -39,7 +39,7 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
         "length": diagnosis.length,
         "sequences": diagnosis.num_sequences,
         "loss": diagnosis.loss,
-        "loss_standard_error": finite(diagnosis.loss_error),
+        "loss_standard_error": finite_or_none(diagnosis.loss_error),
         "has_bos": diagnosis.has_bos,
         "quantized": diagnosis.quantized,
         # The first token's, each with row 0, which sees nothing else, and without it.
@@ -52,7 +52,7 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
         "later_sinks": [dataclasses.asdict(sink) for sink in diagnosis.later_sinks],
         "entropy": mean("entropy", variant="code"),
         "value_drain": mean("value_drain", position="first"),
-        "value_drain_lowest": finite(drain["value"].min()),  # pyright: ignore[reportArgumentType]
+        "value_drain_lowest": finite_or_none(drain["value"].min()),  # pyright: ignore[reportArgumentType]
         "lazy_layers": lazy_layers(diagnosis),
         "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
         "heads": len(ranks),

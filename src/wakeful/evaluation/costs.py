@@ -88,7 +88,7 @@ def _random_prompt(model: Model, length: int) -> list[int]:
 
 def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
     """Return the seconds to the first token, and from it to the last."""
-    tokens = model.tokens_after(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
+    tokens = model.generate_ids(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
     began = time.perf_counter()
     next(tokens)  # a token on the CPU: the device has finished it
     first = time.perf_counter()

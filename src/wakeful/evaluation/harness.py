@@ -25,13 +25,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.tasks import quiet
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 from wakeful.hf.modeling import as_transformers
 from wakeful.loading.model import Model
 from wakeful.model.finite import check_logits
 from wakeful.probes.running import as_decoder, logits_of
 from wakeful.quantization import quantized_layers
-from wakeful.scores import Score, can_combine, combined, same_shots
+from wakeful.scores import Score, can_combine, combine_scores, same_shots
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
@@ -83,7 +83,7 @@ class HarnessModel(_HFLM):
 
     def tok_encode(self, string: str, *_: object, **__: object) -> list[int]:
         """Return a text's own tokens."""
-        return self._loaded.plain(string)
+        return self._loaded.encode_plain(string)
 
     def tok_batch_encode(
         self, strings: Sequence[str], *_: object, left_truncate_len: int, **__: object
@@ -146,7 +146,7 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
     Raises:
         WakefulError: lm-eval refuses a task, or a model an example.
     """
-    with quiet(), guarded(f"lm-eval could not evaluate {name}"):
+    with quiet(), wrap_errors(f"lm-eval could not evaluate {name}"):
         requested: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
         results: Any = evaluate(harness, requested, limit=limit or None, bootstrap_iters=0)
     scores: list[Score] = []
@@ -239,7 +239,7 @@ def _group_scores(
         ][-1]
         sizes = [len(score.keys) if by_size else 1 for score in parts]
         shares = [size / sum(sizes) for size in sizes]
-        score = combined(parts, shares, group.name) if can_combine(parts) else None
+        score = combine_scores(parts, shares, group.name) if can_combine(parts) else None
         if score is None or not math.isclose(figure, score.figure, rel_tol=1e-6):
             score = dataclasses.replace(
                 parts[0], task=group.name, keys=("all",), values=np.array([figure]),

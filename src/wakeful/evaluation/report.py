@@ -14,12 +14,12 @@ import polars as pl
 from wakeful.config.reading import DECODED_TOKENS
 from wakeful.estimates import (
     INTERVAL,
-    finite,
-    interval,
-    reach,
-    with_error,
-    with_interval,
-    with_perplexity,
+    confidence_interval,
+    finite_or_none,
+    format_estimate,
+    format_interval,
+    format_perplexity,
+    interval_half_width,
 )  # fmt: skip
 from wakeful.evaluation.costs import ROUNDS
 from wakeful.evaluation.options import EvaluateOptions
@@ -38,7 +38,7 @@ from wakeful.reports.value import (
     terms,
 )
 from wakeful.runs.run import Environment
-from wakeful.scores import AVERAGE, Score, paired_difference, ratio
+from wakeful.scores import AVERAGE, Score, paired_difference, score_ratio
 
 _OF_LOSSES = ("bits per byte", "loss over the task's own")
 """Metrics that are a perplexity's losses in another unit."""
@@ -110,10 +110,10 @@ def _with_interval(score: Score) -> str:
     its 95% interval over examples.
     """
     if score.is_cost:
-        return with_error(score.figure, score.error)
+        return format_estimate(score.figure, score.error)
     if score.exponential:
-        return with_perplexity(*score.in_nats.over_examples.estimate, len(score.keys))
-    return with_interval(score.figure, score.error, len(score.keys))
+        return format_perplexity(*score.in_nats.over_examples.estimate, len(score.keys))
+    return format_interval(score.figure, score.error, len(score.keys))
 
 
 def _score_cell(score: Score | None, first: Score | None) -> Cell:
@@ -130,13 +130,13 @@ def _score_cell(score: Score | None, first: Score | None) -> Cell:
     if paired is None:
         return Cell(value)
     unit = " nats" if score.exponential else ""
-    return Cell(value, under=[with_interval(*paired, len(score.keys), "+") + unit])
+    return Cell(value, under=[format_interval(*paired, len(score.keys), "+") + unit])
 
 
 def _times(score: Score, first: Score, digits: int) -> str:
     """Return a cost as a ratio to the first model's; one with rounds has their error."""
-    times, error = ratio(score, first)
-    return f"{times:.{digits}f}" if math.isnan(error) else with_error(times, error)
+    times, error = score_ratio(score, first)
+    return f"{times:.{digits}f}" if math.isnan(error) else format_estimate(times, error)
 
 
 def _group_by_measure(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
@@ -154,7 +154,12 @@ def _visible(scores: Sequence[Score]) -> list[Score]:
 def _draw_intervals(by_model: Found, names: Sequence[str]) -> Drawing | None:
     """Draw every model's figure and its 95% confidence interval."""
     points = [
-        {"model": s.model, "figure": s.figure, "low": finite(low), "high": finite(high)}
+        {
+            "model": s.model,
+            "figure": s.figure,
+            "low": finite_or_none(low),
+            "high": finite_or_none(high),
+        }
         for s in by_model.values()
         for low, high in (s.interval,)
         if math.isfinite(s.figure)
@@ -232,7 +237,7 @@ def _compare_with_baseline(score: Score, baseline: Score, scores: Sequence[Score
     gap, error = paired
     if not math.isfinite(error):
         return "not judged, without a standard error, in"
-    if abs(gap) <= reach(error, len(score.keys)):
+    if abs(gap) <= interval_half_width(error, len(score.keys)):
         return "not significantly different in"
     return "better in" if (gap > 0) == score.higher_is_better else "worse in"
 
@@ -254,9 +259,9 @@ def evaluation_summary(
                 "model": name,
                 "architecture": kind,
                 "scores": [
-                    {"task": s.task, "metric": s.metric, "value": finite(s.figure),
-                     "standard_error": finite(s.error),
-                     "low": finite(s.interval[0]), "high": finite(s.interval[1]),
+                    {"task": s.task, "metric": s.metric, "value": finite_or_none(s.figure),
+                     "standard_error": finite_or_none(s.error),
+                     "low": finite_or_none(s.interval[0]), "high": finite_or_none(s.interval[1]),
                      "examples": len(s.keys), "shots": s.shots,
                      "higher_is_better": s.higher_is_better}
                     | ({"part_of": s.part_of} if s.part_of else {})
@@ -268,18 +273,18 @@ def evaluation_summary(
         ],
         "differences": [
             {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
-             "difference": finite(paired[0]), "standard_error": finite(paired[1]),
-             "low": finite(low), "high": finite(high)}
+             "difference": finite_or_none(paired[0]), "standard_error": finite_or_none(paired[1]),
+             "low": finite_or_none(low), "high": finite_or_none(high)}
             | ({"unit": "nats per token"} if score.exponential else {})
             for score, reference in pairs
             if not score.is_cost and (paired := paired_difference(score, reference))
-            for low, high in [interval(*paired, len(score.keys))]
+            for low, high in [confidence_interval(*paired, len(score.keys))]
         ],
         "ratios": [
             {"model": score.model, "baseline": first, "metric": score.metric,
-             "ratio": finite(times), "standard_error": finite(error)}
+             "ratio": finite_or_none(times), "standard_error": finite_or_none(error)}
             for score, reference in pairs if score.is_cost
-            for times, error in [ratio(score, reference)]
+            for times, error in [score_ratio(score, reference)]
         ],
         "method": dict(method),
     }  # fmt: skip

@@ -22,15 +22,15 @@ from wakeful.evaluation.task_set import read_tasks
 from wakeful.inheritance import with_heirs
 from wakeful.loading.load import is_own_gguf, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import EvaluationData, evaluation_data
-from wakeful.loading.session import choose_data, count_progress, session
-from wakeful.loading.sources import Source, name_of
+from wakeful.loading.reading import EvaluationData, open_evaluation_data
+from wakeful.loading.session import choose_data, count_progress, open_session
+from wakeful.loading.sources import Source, source_name
 from wakeful.probes.running import as_decoder
 from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.scores import Score, averages, scores_table
-from wakeful.switches import ordinary_switches
+from wakeful.scores import Score, average_tasks, scores_table
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 
 
@@ -74,7 +74,7 @@ class Evaluation(MeasuredResult):
 
 
 @accept_options(EvaluateOptions)
-@ordinary_switches()
+@default_torch_state()
 def evaluate(
     *models: Source,
     tokenizer: AnyTokenizer | str | Path | None = None,
@@ -104,7 +104,7 @@ def evaluate(
     """
     options = options_from(EvaluateOptions, kwargs, options)
     sources = with_heirs(models)
-    with session("evaluate", options, sources, tokenizer, display) as run:
+    with open_session("evaluate", options, sources, tokenizer, display) as run:
         material, tasks = _read_inputs(options, run.show)
         scores: list[Score] = []
         names: dict[str, str] = {}
@@ -133,7 +133,7 @@ def evaluate(
         )  # fmt: skip
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=run.machine,
-            sources=tuple(name_of(source) for source in sources), figures=options.figures,
+            sources=tuple(source_name(source) for source in sources), figures=options.figures,
             reading=options.text_flags,
         )  # fmt: skip
         run.keep(result)
@@ -147,7 +147,7 @@ def _read_inputs(
     said before a model is loaded.
     """
     enough = (options.length or LENGTH) * options.windows
-    texts = {name: evaluation_data(source, enough) for name, source in options.sources.items()}
+    texts = {name: open_evaluation_data(source, enough) for name, source in options.sources.items()}
     completions = read_lambada(options.lambada) if options.lambada else []
     choices = read_choices(options.choices, options.labels) if options.choices else []
     tasks = TaskSet()
@@ -165,7 +165,7 @@ def _score_model(
     show: Display,
 ) -> list[Score]:
     check_likelihoods(model.name, model.module)
-    bos = model.begins(options.bos)
+    bos = model.starts_with_bos(options.bos)
     if options.speed:
         check_lengths(model, options.speed)
     scores: list[Score] = []
@@ -192,7 +192,7 @@ def _score_model(
             progress=partial(show.count, f"{model.name}: rows"),
         )
         answered = run_tasks(model.name, harness, tasks, limit=options.limit)
-        scores += [*answered, *averages(answered)]
+        scores += [*answered, *average_tasks(answered)]
     return scores
 
 
@@ -223,7 +223,7 @@ def _score_costs(
     timed[model.name] = code_of(model.module)
     if use_decoder and as_decoder(model.module) is None:
         try:
-            ready = model.converted()
+            ready = model.as_decoder_model()
             timed[model.name] = f"{OURS} in place of {type(model.module).__name__}"
         except WakefulError as error:
             timed[model.name] = f"{THEIRS}, another implementation, because {error}"

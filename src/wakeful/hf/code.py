@@ -18,8 +18,8 @@ from types import ModuleType
 from wakeful.config.model import VARIANTS
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.variants import Variant, foreign_names
-from wakeful.variants.discovery import outside_object, qualified_name
+from wakeful.variants import Variant, external_names
+from wakeful.variants.discovery import external_object, qualified_name
 from wakeful.version import __version__
 
 ENTRIES = {
@@ -35,19 +35,19 @@ _DISCOVERY = "wakeful.variants.discovery"
 _DISCOVERED = '''"""The variants that this model is made of."""
 
 
-def classes(folder):
+def package_classes(folder):
     """Return those of one kind."""
     match folder:
 {cases}
 
 
-def _outside_objects():
+def _external_objects():
 {foreign}
 
 
-def outside_object(name, *, imports):
+def external_object(name, *, imports):
     """Return the class that `module:Name` stood for where the model was made."""
-    return _outside_objects().get(name)
+    return _external_objects().get(name)
 
 
 def module_files(names):
@@ -55,13 +55,13 @@ def module_files(names):
     return {{}}
 
 
-def register(kind):
+def register_external_class(kind):
     """Add nothing: what this model is made of is known."""
 
 
 def qualified_name(kind):
     """Return `module:Name` of a class that was not part of the package, else ""."""
-    return next((name for name, known in _outside_objects().items() if known is kind), "")
+    return next((name for name, known in _external_objects().items() if known is kind), "")
 '''
 _FROM = re.compile(r"from\s+[\w.]+\s+import")
 _OURS = __name__.partition(".")[0]
@@ -237,8 +237,8 @@ def _discovery(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
     own = [kind for kind in used if qualified_name(kind)]
     table = {qualified_name(kind): kind.__name__ for kind in own}
     for field in VARIANTS:
-        for name in foreign_names(getattr(decoder.config, field)):
-            kind = outside_object(name, imports=False)
+        for name in external_names(getattr(decoder.config, field)):
+            kind = external_object(name, imports=False)
             table |= {name: kind.__name__} if isinstance(kind, type) else {}
     entries = ", ".join(f'"{name}": {kind}' for name, kind in table.items())
     lines = [*_imports(own, 4), f"    return {{{entries}}}"]

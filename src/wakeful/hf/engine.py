@@ -75,7 +75,7 @@ class EngineDot(nn.Module):
         return out + value.repeat_interleave(q.shape[2] // k.shape[2], 1)
 
 
-def serve(decoder: Decoder, config: WakefulConfig) -> None:
+def use_engine_attention(decoder: Decoder, config: WakefulConfig) -> None:
     """Have an engine compute a decoder's attention, in place.
 
     Raises:

@@ -145,7 +145,7 @@ def _limits(kind: str, config: ModelConfig) -> Iterator[str]:
         yield f"model.logit_cap = {config.logit_cap}: llama.cpp caps no logits of a gemma3"
 
 
-def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
+def gguf_metadata(kind: str, config: ModelConfig) -> dict[str, Value]:
     """Return the metadata of a model that `stated` gave."""
     shape = config.shape
     values: dict[str, Value] = {
@@ -194,10 +194,10 @@ def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
         if isinstance(normalizer, Softcap):
             values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = normalizer.cap
             values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.logit_cap
-    return {key.format(arch=architecture(kind)): value for key, value in values.items()}
+    return {key.format(arch=llama_cpp_architecture(kind)): value for key, value in values.items()}
 
 
-def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
+def make_gguf_namer(kind: str, num_layers: int) -> Callable[[str], str]:
     """Return what gives a tensor of Transformers its name in a file."""
     name_map = get_tensor_name_map(ARCHITECTURES[kind], num_layers)
 
@@ -211,7 +211,7 @@ def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
     return name
 
 
-def to_llama_cpp(
+def convert_for_llama_cpp(
     array: np.ndarray, name: str, kind: str, config: ModelConfig, *, back: bool = False
 ) -> np.ndarray:
     """Return the numbers of a tensor that Transformers calls `name` as llama.cpp wants them, or
@@ -236,7 +236,7 @@ def to_llama_cpp(
     return np.ascontiguousarray(array)
 
 
-def architecture(kind: str) -> str:
+def llama_cpp_architecture(kind: str) -> str:
     """Return what llama.cpp calls an architecture."""
     return "gemma3" if kind == "gemma3_text" else kind
 

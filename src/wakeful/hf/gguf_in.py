@@ -18,9 +18,9 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
 from wakeful.data.tokenizer import BESIDE, Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.gguf_architectures import ARCHITECTURES, names_of, to_llama_cpp
+from wakeful.hf.gguf_architectures import ARCHITECTURES, convert_for_llama_cpp, make_gguf_namer
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import stock_architecture
 
@@ -30,7 +30,7 @@ _MADE = ("rope_freqs.weight", "output.weight")
 """Further tensors that llama.cpp needs, computed from the configuration or the embedding."""
 
 
-def own_config(path: Path) -> ModelConfig | None:
+def read_gguf_config(path: Path) -> ModelConfig | None:
     """Return the decoder that a file of ours says it holds; None of a file from elsewhere.
 
     Raises:
@@ -45,7 +45,7 @@ def own_config(path: Path) -> ModelConfig | None:
     return config
 
 
-def tokenizer_of(path: Path) -> Tokenizer:
+def read_gguf_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer that a file of ours holds."""
     files = _value(path, TOKENIZER) or {}
     own_files = ("tokenizer.json", *BESIDE)
@@ -57,7 +57,7 @@ def tokenizer_of(path: Path) -> Tokenizer:
         return Tokenizer.load(folder)
 
 
-def files_of(tokenizer: Tokenizer) -> str:
+def dump_tokenizer_files(tokenizer: Tokenizer) -> str:
     """Return the files of a tokenizer as `TOKENIZER` has them."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
@@ -71,9 +71,11 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     kind = stock_architecture(config)[0]
     family = FAMILIES[kind]
     hf_names = [family.stored(link.hf_name) for link in family.links(config)]
-    gguf_names = dict(zip(map(names_of(kind, config.num_layers), hf_names), hf_names, strict=True))
+    gguf_names = dict(
+        zip(map(make_gguf_namer(kind, config.num_layers), hf_names), hf_names, strict=True)
+    )
     renamed: dict[str, Tensor] = {}
-    with guarded(f"{path} is damaged"):
+    with wrap_errors(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
         name = gguf_names.get(tensor.name, tensor.name)
@@ -83,7 +85,9 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
             raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
-        renamed[name] = torch.from_numpy(to_llama_cpp(array, name, kind, config, back=True))
+        renamed[name] = torch.from_numpy(
+            convert_for_llama_cpp(array, name, kind, config, back=True)
+        )
     return renamed
 
 

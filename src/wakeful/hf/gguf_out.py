@@ -25,20 +25,20 @@ from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import is_read_by_transformers, whole_model
+from wakeful.hf.checkpoint_reader import is_read_by_transformers, load_hf_model
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import (
-    architecture,
+    convert_for_llama_cpp,
     gguf_architecture,
-    keys,
-    names_of,
+    gguf_metadata,
+    llama_cpp_architecture,
+    make_gguf_namer,
     rope_factors,
-    to_llama_cpp,
 )
-from wakeful.hf.gguf_in import MODEL, TOKENIZER, files_of
-from wakeful.hf.gguf_tokens import vocabulary_of
+from wakeful.hf.gguf_in import MODEL, TOKENIZER, dump_tokenizer_files
+from wakeful.hf.gguf_tokens import gguf_tokenizer_fields
 from wakeful.hf.read_back import RoundedParameters, read_back
-from wakeful.hf.weights_in import own_gguf
+from wakeful.hf.weights_in import read_gguf_decoder
 from wakeful.hf.weights_out import hf_tensors, refuse_existing
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
@@ -90,11 +90,11 @@ def export_gguf(
     refuse_existing(path)
     decoder = folded(decoder)
     kind, config = gguf_architecture(decoder.config)
-    vocabulary = vocabulary_of(tokenizer, config.vocab_size, name or path.stem)
+    vocabulary = gguf_tokenizer_fields(tokenizer, config.vocab_size, name or path.stem)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), replace_atomically(path) as part:
-        writer = GGUFWriter(part, architecture(kind))
+        writer = GGUFWriter(part, llama_cpp_architecture(kind))
         # Transformers takes "mistral", and no other name, for an architecture of its own.
         title = name or path.stem
         writer.add_name(title.title() if title == "mistral" else title)
@@ -118,12 +118,12 @@ def export_gguf(
             int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
             list: writer.add_array, bool: writer.add_bool,
         }  # fmt: skip
-        for key, value in (keys(kind, config) | vocabulary).items():
+        for key, value in (gguf_metadata(kind, config) | vocabulary).items():
             add[type(value)](key, value)
         named = tokenizer.chat_templates.items()
         writer.add_chat_template([{"name": name, "template": text} for name, text in named])
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
-        writer.add_string(TOKENIZER, files_of(tokenizer))
+        writer.add_string(TOKENIZER, dump_tokenizer_files(tokenizer))
         for name_in_file, array in _arrays(decoder, kind, config):
             if name_in_file in grids:
                 stored, step = grids[name_in_file]
@@ -155,7 +155,7 @@ def export_gguf(
 def check_gguf(decoder: Decoder, tokenizer: Tokenizer) -> None:
     """Raise `WakefulError` where `export_gguf` would refuse a decoder or its tokenizer."""
     _, config = gguf_architecture(folded(decoder).config)
-    vocabulary_of(tokenizer, config.vocab_size, "")
+    gguf_tokenizer_fields(tokenizer, config.vocab_size, "")
 
 
 def gguf_bytes(decoder: Decoder) -> int:
@@ -163,14 +163,14 @@ def gguf_bytes(decoder: Decoder) -> int:
     return sum(tensor.numel() * (4 if tensor.ndim == 1 else 2) for tensor in decoder.parameters())
 
 
-def recipe(decoder: Decoder, types: Mapping[str, str]) -> str:
+def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
     """Return the flags by which llama-quantize gives each matrix its type, one a line; `types` are
     by the decoder's names of matrices.
     """
     kind, config = gguf_architecture(decoder.config)
     flags = {"token_embd.weight": "--token-embedding-type", "output.weight": "--output-tensor-type"}
     lines: list[str] = []
-    family, name_of = FAMILIES[kind], names_of(kind, config.num_layers)
+    family, name_of = FAMILIES[kind], make_gguf_namer(kind, config.num_layers)
     for link in family.links(decoder.config):
         name = name_of(family.stored(link.hf_name))
         stored = {types[own].lower() for own in link.own_names if own in types}
@@ -192,10 +192,9 @@ def _grids(
         if len(bits) > 1 or len(parts) < len(link.own_names):
             raise WakefulError(f"{hf_name} of a {kind} would hold matrices of several types")
         joined = link.join([step.float() for _, step in parts]).cpu().numpy()
-        name = names_of(kind, config.num_layers)(hf_name)
-        grids[name] = (
-            GGMLQuantizationType[f"Q{bits.pop()}_0"], to_llama_cpp(joined, hf_name, kind, config)
-        )  # fmt: skip
+        name = make_gguf_namer(kind, config.num_layers)(hf_name)
+        steps_array = convert_for_llama_cpp(joined, hf_name, kind, config)
+        grids[name] = (GGMLQuantizationType[f"Q{bits.pop()}_0"], steps_array)
         if kind == "olmo2" and config.tied and name == "token_embd.weight":
             grids["output.weight"] = grids[name]
     return grids
@@ -232,8 +231,8 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
         return None
     if is_read_by_transformers(path):
         with redirect_stderr(io.StringIO()):  # a bar, which no setting of its own switches off
-            return whole_model(path.parent, dtype=torch.float32, gguf=path.name, strict=True)
-    return own_gguf(path, max_length=0, dtype=None, device=torch.device("cpu"))
+            return load_hf_model(path.parent, dtype=torch.float32, gguf=path.name, strict=True)
+    return read_gguf_decoder(path, max_length=0, dtype=None, device=torch.device("cpu"))
 
 
 def _round_trip(storage: Storage, weight: Tensor) -> Tensor:
@@ -246,10 +245,10 @@ def _round_trip(storage: Storage, weight: Tensor) -> Tensor:
 
 def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor as llama.cpp wants it, and its name there."""
-    name_of = names_of(kind, config.num_layers)
+    name_of = make_gguf_namer(kind, config.num_layers)
     for hf_name, tensor in hf_tensors(decoder, kind, torch.float32).items():
         gguf_name = name_of(hf_name)
-        array = to_llama_cpp(tensor.numpy(), hf_name, kind, config)
+        array = convert_for_llama_cpp(tensor.numpy(), hf_name, kind, config)
         yield gguf_name, array
         if kind == "olmo2" and config.tied and gguf_name == "token_embd.weight":
             yield "output.weight", array  # which llama.cpp asks for

@@ -14,7 +14,7 @@ from gguf import Keys, TokenType
 from wakeful.data.encoding import merges
 from wakeful.data.tokenizer import GENERATION, Tokenizer, token_ids
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import with_embedding
+from wakeful.hf.checkpoint_reader import check_pad_token
 
 _KEYS = Keys.Tokenizer
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,7 +41,7 @@ _RARE = -1000.0
 """The score of tokens that no merge makes."""
 
 
-def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, Any]:
+def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, Any]:
     """Return what a file says of a tokenizer, by key, but for chat templates.
 
     It has `size` tokens, padded where the tokenizer has fewer; `name` is the file's.
@@ -60,7 +60,7 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, 
                  _KEYS.TOKEN_TYPE: kinds,
                  _KEYS.MERGES: [" ".join(pair) for pair in merges(table["model"])]}  # fmt: skip
     fields |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
-    fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: with_embedding(tokenizer.pad, size)}
+    fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: check_pad_token(tokenizer.pad, size)}
     fields |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -22,7 +22,7 @@ from wakeful.embeddings import Embedding
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE, Visible, WakefulCache, token_visibility
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.engine import ENGINES, serve
+from wakeful.hf.engine import ENGINES, use_engine_attention
 from wakeful.hf.offloading import unsplit_modules, weights_in_place
 from wakeful.hf.projections import name_projections, projection_name
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
@@ -33,7 +33,7 @@ from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
 from wakeful.routes.base import TOKENS, ValueRoute
 from wakeful.variants import build
-from wakeful.variants.roles import HEAD, HasRoles, Role, RoleMarks, mark, role_of, roles_of
+from wakeful.variants.roles import HEAD, HasRoles, Role, RoleMarks, mark_roles, role_of, roles_of
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
@@ -61,7 +61,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
         """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
         if not (module._parameters or module._buffers):
             return  # most modules: to look for their definition takes longer than to read weights
-        starts = defined_starts(self._decoder, module)
+        starts = initial_values(self._decoder, module)
         if starts is None:
             super()._init_weights(module)
         for key, tensor in (
@@ -69,7 +69,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
             *module.named_buffers(recurse=False),
         ):
             if tensor.ndim >= 2 and role_of(tensor) is None:
-                mark(self)
+                mark_roles(self)
             role = role_of(tensor)
             start = "defined" if role is None else role.start
             if start == "residual" or (start == "normal" and starts is not None):
@@ -163,7 +163,7 @@ class WakefulModel(WakefulPreTrainedModel):
         self.decoder.add_module("head", nn.Identity())  # the causal model's own
         name_projections(self.decoder)
         if config._attn_implementation in ENGINES:
-            serve(self.decoder, config)
+            use_engine_attention(self.decoder, config)
         self._no_split_modules = unsplit_modules(self.decoder)
         self.gradient_checkpointing = False
         self.post_init()
@@ -398,7 +398,7 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
     return model.train(decoder.training)
 
 
-def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] | None:
+def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] | None:
     """Return the initial values that a module's definition gives its tensors; None for none."""
     if isinstance(module, Rotary):
         cos, sin = module.table()

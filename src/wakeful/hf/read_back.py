@@ -19,20 +19,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError, first_line, warn
-from wakeful.hf.agreement import InFloat32, change_attributes, last_logits, rounded_frequencies
+from wakeful.hf.agreement import InFloat32, change_attributes, exact_rotary_frequencies, last_logits
 from wakeful.hf.cache_scales import cache_scheme_of
 from wakeful.hf.checkpoint_reader import (
     Shards,
-    attention_of,
     check_loading,
+    load_hf_model,
+    required_attention,
+    restore_wide_tensors,
     suppress_warnings,
-    whole_model,
-    widen,
 )
 from wakeful.hf.transforms import transforms_of
 from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
-from wakeful.paged import page
+from wakeful.paged import page_matrices
 from wakeful.probes.running import as_decoder
 
 _SAMPLE = "Read back: 12 words,  two spaces;\nand a line."
@@ -154,18 +154,18 @@ def _by_transformers(folder: Path) -> nn.Module | None:
             return None
         # What Transformers would leave out: vLLM reads it, and we do.
         if transforms_of(config) or cache_scheme_of(config):
-            return whole_model(folder, dtype="auto")
+            return load_hf_model(folder, dtype="auto")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto" if quantized else tensors.stored, local_files_only=True,
             trust_remote_code=False, use_safetensors=True,
-            attn_implementation=attention_of(config), output_loading_info=True,
+            attn_implementation=required_attention(config), output_loading_info=True,
         )  # fmt: skip
         model, report = loaded
         check_loading(report, folder, strict=not quantized)
         if quantized:
             return model
-        widen(model, tensors)
-        return page(model, torch.float32)
+        restore_wide_tensors(model, tensors)
+        return page_matrices(model, torch.float32)
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBase) -> None:
@@ -217,7 +217,7 @@ def _logits(
     first = next(model.parameters(), None)
     device = tokens.device if first is None else first.device
     short = any(parameter.element_size() == 2 for parameter in model.parameters())
-    exact = change_attributes(rounded_frequencies(model))  # which no file has
+    exact = change_attributes(exact_rotary_frequencies(model))  # which no file has
     with evaluating(model), exact, InFloat32() if short else nullcontext(), around or nullcontext():
         return last_logits(model, tokens.to(device)).float().cpu()
 

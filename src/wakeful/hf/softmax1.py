@@ -32,7 +32,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, check_kernel
 from wakeful.parts.softmax1 import attend_with_sink
 from wakeful.tracing import is_readable
-from wakeful.variants.implementations import SOFTMAX1, implementation_in
+from wakeful.variants.implementations import SOFTMAX1, implementation_in_config
 
 _UNSUPPORTED = {
     "softcap": "caps its attention logits",
@@ -85,7 +85,7 @@ def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
         choice = softmax1_choice(part) if isinstance(part, PreTrainedConfig) else None
         if choice is not None:
             parts[key] = choice
-    if implementation_in(config) == SOFTMAX1:
+    if implementation_in_config(config) == SOFTMAX1:
         return {"": SOFTMAX1} | parts if config.sub_configs else SOFTMAX1
     return parts or None
 

@@ -27,7 +27,9 @@ _BEFORE = ("weight_input", "weight_output")
 """Places where it was applied before the weights were stored."""
 
 
-def described(layers: Sequence[str], matrix: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def make_transform_config(
+    layers: Sequence[str], matrix: Tensor
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the field and the tensors by which all `layers`, of one last name, read x `matrix`.
 
     The type is `random-hadamard` also for a Hadamard matrix, since vLLM has no kernel for the type
@@ -48,7 +50,7 @@ def transforms_of(config: PreTrainedConfig) -> dict[str, Any]:
     return (field or {}).get("config_groups") or {}
 
 
-def readable_by_transformers(config: PreTrainedConfig) -> PreTrainedConfig:
+def remove_transforms(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return a configuration without its transforms, changed in place."""
     quantized: dict[str, Any] = config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     del quantized[FIELD]
@@ -79,7 +81,7 @@ def _turn_output(layer: nn.Module, _args: object, output: Tensor) -> Tensor:
     return layer.get_submodule("turn_output")(output)
 
 
-def attach(
+def attach_transforms(
     model: PreTrainedModel, groups: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
     """Make a model's layers apply the transforms of `groups`, with matrices from `tensors`.

@@ -22,7 +22,7 @@ from wakeful.hf.checkpoint_reader import (
 )
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
-from wakeful.hf.gguf_in import gguf_tensors, own_config
+from wakeful.hf.gguf_in import gguf_tensors, read_gguf_config
 from wakeful.hf.weights_out import stock_architecture
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import build_on_meta
@@ -33,7 +33,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
 
 
-def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
+def convert_hf_model(model: nn.Module, max_length: int = 0) -> Decoder:
     """Return a model of Transformers as our decoder, which shares its weights.
 
     Whether the two are the same function, `agreement` finds. A `max_length` that is not 0 is the
@@ -51,7 +51,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
             "take the model before it was quantized"
         )
     first = next(model.parameters())
-    family, description = family_of(model.config, max_length)
+    family, description = convert_hf_config(model.config, max_length)
     description = _attending(model, description)
     if description.tied or model.get_output_embeddings() is not None:
         description = dataclasses.replace(description, tied=shares_head(model))
@@ -60,26 +60,26 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     return _fill_decoder(description, family, tensors, path, first.dtype, first.device).eval()
 
 
-def own_decoder(
+def read_exported_decoder(
     folder: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
     """Return the model of an exported folder of our own class."""
-    family, description = family_of(read_config(folder), max_length)
+    family, description = convert_hf_config(read_config(folder), max_length)
     with Shards(folder) as tensors:
         return _fill_decoder(description, family, tensors, folder, dtype, device)
 
 
-def own_gguf(
+def read_gguf_decoder(
     path: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
     """Return the model of a GGUF file that wakeful wrote."""
-    own = own_config(path)
+    own = read_gguf_config(path)
     assert own is not None
-    family, description = family_of(stock_architecture(own)[1], max_length)
+    family, description = convert_hf_config(stock_architecture(own)[1], max_length)
     return _fill_decoder(description, family, gguf_tensors(path, own), path, dtype, device)
 
 
-def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
+def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
     """Return a configuration's family and what our decoder is called to be by it.
 
     Raises:

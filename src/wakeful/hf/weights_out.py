@@ -18,25 +18,25 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer, special_ids_around, token_ids
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 from wakeful.hf.checkpoint_reader import (
     INDEX,
     ONE,
     PAD,
-    config_of,
+    check_pad_token,
+    corrected_config,
     suppress_warnings,
     to_file_type,
-    with_embedding,
 )
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, STOCK
-from wakeful.hf.families.base import canonical
+from wakeful.hf.families.base import canonical_config
 from wakeful.hf.read_back import embedding_rows, read_back
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.paged import is_finite
-from wakeful.paths import part_beside
+from wakeful.paths import temporary_path_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
 SHARD = "2GB"
@@ -100,9 +100,9 @@ def save_stock(
         WakefulError: the folder exists, it cannot be read back, or Transformers reads another
             tokenizer beside it.
     """
-    config = config_of(model)
+    config = corrected_config(model)
     config.dtype = dtype or model.dtype
-    written_tokenizer = readable(tokenizer, config)
+    written_tokenizer = readable_tokenizer(tokenizer, config)
     if written_tokenizer is None:
         raise WakefulError(f"Transformers reads another tokenizer beside a {config.model_type}")
     buffers = dict(model.named_buffers())  # such as a router's correction, which is never rounded
@@ -132,7 +132,7 @@ def architecture_to_write(
         WakefulError: Transformers reads it in neither.
     """
     for kind, hf_config in (stock_architecture(config), _own(config)):
-        written_tokenizer = readable(tokenizer, hf_config)
+        written_tokenizer = readable_tokenizer(tokenizer, hf_config)
         if written_tokenizer is not None:
             return kind, hf_config, written_tokenizer
     raise WakefulError(
@@ -147,7 +147,7 @@ def stock_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     for family in STOCK:
         hf_config = family.to_hf_config(plain)
         try:
-            same = canonical(family.from_hf_config(hf_config, 0)) == canonical(plain)
+            same = canonical_config(family.from_hf_config(hf_config, 0)) == canonical_config(plain)
         except WakefulError:  # the nearest of theirs is none that we can be
             continue
         if same:
@@ -276,7 +276,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     (folder / CONFIG).write_text(text, "utf-8")
     generation = json.loads(tokenizer.beside.get(GENERATION, "{}"))
     begins, ends, pads = (token_ids(generation, name) for name in _IDS)
-    pad = with_embedding(pads[0] if pads else tokenizer.pad, rows)
+    pad = check_pad_token(pads[0] if pads else tokenizer.pad, rows)
     ids: Ids = {
         "bos_token_id": begins[0] if begins else tokenizer.bos,
         "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else tokenizer.end,
@@ -287,7 +287,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     return {name: token for name, token in ids.items() if token is not None}
 
 
-def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:
+def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:
     """Return the tokenizer as Transformers reads it in a folder of such a model; None where it
     reads another one there.
 
@@ -352,7 +352,7 @@ def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:
     """
     if not (folder / GENERATION).is_file():
         return None
-    with guarded(f"{name or folder / GENERATION} is damaged"):
+    with wrap_errors(f"{name or folder / GENERATION} is damaged"):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
@@ -369,7 +369,7 @@ def create_folder(folder: Path, card: str) -> Iterator[Path]:
     takes its place when that is done.
     """
     refuse_existing(folder)
-    part = part_beside(folder)
+    part = temporary_path_beside(folder)
     try:
         with disk_errors(folder):
             part.mkdir(parents=True)

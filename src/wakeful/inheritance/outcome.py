@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite, mean_and_error, mean_paired_difference, weighted_mean
+from wakeful.estimates import finite_or_none, mean_and_error, mean_paired_difference, weighted_mean
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.stages import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
@@ -325,7 +325,7 @@ def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[f
     baseline = baseline.select("window", baseline="loss")
     joined = windows.join(baseline, on="window", maintain_order="left")
     loss, error = mean_paired_difference(joined["loss"], joined["baseline"], joined["tokens"])
-    return loss, finite(error)
+    return loss, finite_or_none(error)
 
 
 def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
@@ -338,8 +338,8 @@ def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, .
         minus, minus_error = _paired_difference(part_windows, reference)
         lines.append(
             PartLoss(
-                part=str(part), loss=loss, standard_error=finite(error), minus_reference=minus,
-                minus_reference_error=minus_error, windows=len(part_windows),
+                part=str(part), loss=loss, standard_error=finite_or_none(error),
+                minus_reference=minus, minus_reference_error=minus_error, windows=len(part_windows),
             )
         )  # fmt: skip
     return tuple(lines)

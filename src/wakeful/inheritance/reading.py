@@ -25,7 +25,7 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
     """Return the text as the reference's tokens, with a validation set that it does not contain."""
     source = options.data.source
     try:
-        data = load_data(options.data, show.stage, tokenizer=reference.own_tokenizer)
+        data = load_data(options.data, show.stage, tokenizer=reference.wakeful_tokenizer)
     except NothingHeldOut:
         option = "" if mixture_of(source) else "--validation_text, "
         raise WakefulError(
@@ -57,7 +57,7 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
 
 def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> None:
     """Raise `WakefulError` for text that another tokenizer than the reference's prepared."""
-    expected = reference.own_tokenizer
+    expected = reference.wakeful_tokenizer
     if not tokenizer.same_tokens(expected):
         raise WakefulError(
             f"the tokenizer does not match: {source} was prepared with one of "

@@ -10,7 +10,13 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import INTERVAL, interval, mean_and_error, to_error, with_interval
+from wakeful.estimates import (
+    INTERVAL,
+    confidence_interval,
+    format_interval,
+    mean_and_error,
+    round_to_error,
+)
 from wakeful.inheritance.outcome import (
     BehindCount,
     InheritanceSummary,
@@ -54,7 +60,7 @@ def _loss_text(
     summary: InheritanceSummary, value: float, error: float | None, sign: str = ""
 ) -> str:
     """Return a loss over the validation windows with its interval."""
-    return with_interval(value, error, _windows(summary), sign)
+    return format_interval(value, error, _windows(summary), sign)
 
 
 def _windows(summary: InheritanceSummary) -> int:
@@ -83,7 +89,7 @@ def results_of(summary: InheritanceSummary) -> pl.DataFrame:
 
 def interval_fields(name: str, value: float, error: float | None, windows: int) -> dict[str, float]:
     """Return a figure and the ends of its 95% interval over windows, as columns of a table."""
-    low, high = interval(value, math.nan if error is None else error, windows)
+    low, high = confidence_interval(value, math.nan if error is None else error, windows)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
@@ -177,7 +183,7 @@ def _times_as_fast(sizes: Sizes) -> str:
     ratio = heir.tokens_per_second / reference.tokens_per_second
     pairs = zip(heir.speeds, reference.speeds, strict=True)
     ratios = [heir_speed / reference_speed for heir_speed, reference_speed in pairs]
-    return with_interval(ratio, mean_and_error(ratios)[1], len(ratios))
+    return format_interval(ratio, mean_and_error(ratios)[1], len(ratios))
 
 
 def parity_headline(summary: InheritanceSummary) -> str:
@@ -288,12 +294,16 @@ def _parts(summary: InheritanceSummary) -> Iterator[Section]:
     if not reference.parts:
         return
     first = [
-        with_interval(part.loss, part.standard_error, part.windows) for part in reference.parts
+        format_interval(part.loss, part.standard_error, part.windows) for part in reference.parts
     ]
     rows = [[reference.name, *first], *(
         [arm.arm, *(
-            Cell(with_interval(part.loss, part.standard_error, part.windows), under=[with_interval(
-                part.minus_reference, part.minus_reference_error, part.windows, "+")])
+            Cell(
+                format_interval(part.loss, part.standard_error, part.windows),
+                under=[format_interval(
+                    part.minus_reference, part.minus_reference_error, part.windows, "+"
+                )],
+            )
             for part in arm.parts
         )] for arm in summary.arms
     )]  # fmt: skip
@@ -311,10 +321,10 @@ def _seed_section(summary: InheritanceSummary) -> Iterator[Section]:
     if not summary.over_seeds:
         return
     rows = [
-        [line.arm, with_interval(line.loss, line.standard_error, len(line.losses)),
-         with_interval(line.minus_reference, line.standard_error, len(line.losses), "+"),
-         with_interval(line.minus_heir, line.minus_heir_error, len(line.losses), "+"),
-         " ".join(to_error(loss, line.standard_error) for loss in line.losses)]
+        [line.arm, format_interval(line.loss, line.standard_error, len(line.losses)),
+         format_interval(line.minus_reference, line.standard_error, len(line.losses), "+"),
+         format_interval(line.minus_heir, line.minus_heir_error, len(line.losses), "+"),
+         " ".join(round_to_error(loss, line.standard_error) for loss in line.losses)]
         for line in summary.over_seeds
     ]  # fmt: skip
     seeds = ", ".join(map(str, summary.recipe.seeds))
@@ -431,7 +441,7 @@ def _size_row(sizes: Sizes, key: str, title: str, style: str, unit: float) -> li
     heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{heir / reference:.3f}" if reference else "–"
     if key == "tokens_per_second":
-        speeds = (with_interval(model.tokens_per_second, mean_and_error(model.speeds)[1],
+        speeds = (format_interval(model.tokens_per_second, mean_and_error(model.speeds)[1],
                                 len(model.speeds))
                   for model in (sizes.reference, sizes.heir))  # fmt: skip
         return [title, *speeds, _times_as_fast(sizes)]

@@ -25,7 +25,7 @@ from wakeful.data.preparing import reopen_data
 from wakeful.device import choose_device
 from wakeful.digests import state_sha256
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite
+from wakeful.estimates import finite_or_none
 from wakeful.hf.weights_out import export_decoder, refuse_existing
 from wakeful.inheritance import outcome
 from wakeful.inheritance import plan as planning
@@ -41,7 +41,7 @@ from wakeful.inheritance.stages import FinishedStages
 from wakeful.inheritance.untrained import make_untrained
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.sources import Source, convert_to_decoder, name_of
+from wakeful.loading.sources import Source, convert_to_decoder, source_name
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
@@ -50,10 +50,10 @@ from wakeful.reports.result import first_process_display
 from wakeful.runs.distributed import World, join_processes
 from wakeful.runs.records import StepRow, data_facts, rows
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training import choose_own_device, mean_loss
-from wakeful.variants import build, modules_named
+from wakeful.variants import build, external_module_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class InheritancePlan:
 
 
 @accept_options(InheritOptions)
-@ordinary_switches()
+@default_torch_state()
 def inherit(
     reference: Source | None = None,
     *,
@@ -119,7 +119,7 @@ def inherit(
             with Run.open(out).naming_modules():
                 job = _reopen(out, display, world)
         else:
-            out = Path(options.out or f"runs/inherit-{Path(name_of(reference)).name}")
+            out = Path(options.out or f"runs/inherit-{Path(source_name(reference)).name}")
             request = _Request(reference, tokenizer, options, out, display, world)
             if options.heal.by == "none":
                 return request.write_untrained()
@@ -203,7 +203,7 @@ class _Job:
                 source=recipe.reference,
                 layers=reference.config.num_layers,
                 loss=loss,
-                standard_error=finite(error),
+                standard_error=finite_or_none(error),
                 tokens=tokens,
                 seconds=seconds,
                 agreement=plan.agreement,
@@ -267,7 +267,7 @@ class _Request:
             stage = Seed(recipe, reference.decoder(), no_target, self.out, self.display).first()
             heir = make_untrained(
                 stage, recipe, self.options, reference, prepared.data, prepared.config, show,
-                source=name_of(self.source), path=self.out,
+                source=source_name(self.source), path=self.out,
             )  # fmt: skip
         heir.write()
         return Inheritance(self.out, self.out / "report.html", heir)
@@ -284,19 +284,19 @@ class _Request:
             for warning in planning.budget_warnings(recipe, windows):
                 show.note(f"warning: {warning}")
         device = choose_device(self.options.train.device)
-        modules = modules_named(to_table(recipe))
-        fields = {"reference": name_of(self.source), "name": self.out.name, "modules": modules}
+        modules = external_module_files(to_table(recipe))
+        fields = {"reference": source_name(self.source), "name": self.out.name, "modules": modules}
         with Run.create(self.out, "inherit", fields) as new:
             new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
             new.write_json("environment.json", environment(device, self.world.size))
             plan = _plan(prepared)
             new.write_json("plan.json", plan)
             new.write_frame("reference.parquet", windows)
-            reference.own_tokenizer.save(new.path)
+            reference.wakeful_tokenizer.save(new.path)
             if reference.path is None:
                 export_decoder(
                     reference.decoder(), new.path / outcome.REFERENCE,
-                    tokenizer=reference.own_tokenizer,
+                    tokenizer=reference.wakeful_tokenizer,
                     dtype=next(reference.module.parameters()).dtype,
                 )  # fmt: skip
         return _Job(run, recipe, plan, reference, data, windows)
@@ -340,7 +340,7 @@ def _load_reference(
     source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
 ) -> tuple[Model, str]:
     """Return the reference, and the name or path from which a resumed run reads it."""
-    show.note(f"loading {name_of(source)}")
+    show.note(f"loading {source_name(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
         return convert_to_decoder(read_decoder(source), show), str(source)
     model = load(source, tokenizer=tokenizer)
@@ -356,7 +356,7 @@ def _load_reference(
     if model.path is not None and not model.step:
         stored = read_decoder(model.path)
         same = _digest(stored.decoder()) == _digest(model.decoder())
-        same = same and stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
+        same = same and stored.wakeful_tokenizer.fingerprint == model.wakeful_tokenizer.fingerprint
         if same and stored.context == model.context:
             return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
@@ -372,7 +372,7 @@ def _with_context(options: InheritOptions, reference: Model) -> InheritOptions:
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
-    bos = options.data.bos or reference.begins(options.bos)
+    bos = options.data.bos or reference.starts_with_bos(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
     return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
 

@@ -13,7 +13,7 @@ from wakeful.config.commands import command_of
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.base import Data
-from wakeful.estimates import INTERVAL, Estimate, finite, weighted_mean, with_interval
+from wakeful.estimates import INTERVAL, Estimate, finite_or_none, format_interval, weighted_mean
 from wakeful.generation import generation_step
 from wakeful.hf.weights_out import export_decoder, stock_architecture
 from wakeful.inheritance.bridge import find_gaps
@@ -84,7 +84,7 @@ class UntrainedHeir:
         return pl.DataFrame(
             [
                 {"arm": name, "run": "", "step": 0, "tokens": 0, "loss": loss,
-                 "standard_error": finite(error)}
+                 "standard_error": finite_or_none(error)}
                 for name, (loss, error) in self.losses.items() if name != REFERENCE
             ],
             schema_overrides={"standard_error": pl.Float64},
@@ -118,8 +118,12 @@ class UntrainedHeir:
             "reference": self.source, "rule": self.rule, "layers": [*self.layers],
             "bridges": [to_table(bridge) for bridge in self.bridges],
             "parameters": {name: count[name] for name in (REFERENCE, HEIR)},
-            **{figure: {name: [value, finite(error)] for name, (value, error) in values.items()}
-               for figure, values in figures.items()},
+            **{
+                figure: {
+                    name: [value, finite_or_none(error)] for name, (value, error) in values.items()
+                }
+                for figure, values in figures.items()
+            },
         }  # fmt: skip
 
     @property
@@ -139,7 +143,7 @@ class UntrainedHeir:
         """Report of the loss that the dropped layers cost, with a bridge and without."""
         total, costs, count = len(self.reference.blocks), self.costs, len(self.windows)
         cost, plain = (
-            with_interval(*costs[name], count, "+") if name in costs else ""
+            format_interval(*costs[name], count, "+") if name in costs else ""
             for name in (HEIR, PLAIN)
         )
         beside = f"; without a bridge {plain}" if plain else ""
@@ -148,8 +152,8 @@ class UntrainedHeir:
             f"token over all of them, and nothing was trained{beside}."
         )
         rows = [
-            [name, f"{self._parameters[name]:,}", with_interval(*loss, count),
-             with_interval(*costs[name], count, "+") if name in costs else ""]
+            [name, f"{self._parameters[name]:,}", format_interval(*loss, count),
+             format_interval(*costs[name], count, "+") if name in costs else ""]
             for name, loss in self.losses.items()
         ]  # fmt: skip
         parts: list[Part] = [
@@ -162,7 +166,7 @@ class UntrainedHeir:
             "Layers": f"{format_layers(self.layers)} of 0–{total - 1}, {self._rule_text}",
             "Text": f"solved on {self.options.data.source}; loss over {tokens:,} held-out tokens "
             f"in {count} windows, differences paired by window, ± the {INTERVAL}",
-            "Weights": f"written in {str(self.model.written_in).removeprefix('torch.')}, and "
+            "Weights": f"written in {str(self.model.export_dtype).removeprefix('torch.')}, and "
             "matrices measured as they are written",
         }
         folder = str(self.path)
@@ -183,8 +187,8 @@ class UntrainedHeir:
             "nothing was trained",
         ]
         windows = len(self.windows)
-        before, after = (with_interval(*losses[name], windows) for name in (REFERENCE, HEIR))
-        cost = with_interval(*costs[HEIR], windows, "+")
+        before, after = (format_interval(*losses[name], windows) for name in (REFERENCE, HEIR))
+        cost = format_interval(*costs[HEIR], windows, "+")
         card = model_card(
             model, stock_architecture(decoder.config)[0],
             command_of("inherit", self.options, self.source),
@@ -193,7 +197,7 @@ class UntrainedHeir:
                      f"| over the reference, paired | | {cost} |"],
         )  # fmt: skip
         export_decoder(
-            decoder, self.path, tokenizer=model.own_tokenizer, dtype=model.written_in,
+            decoder, self.path, tokenizer=model.wakeful_tokenizer, dtype=model.export_dtype,
             types=model.types, card=card,
         )  # fmt: skip
         run = Run(self.path)
@@ -219,7 +223,8 @@ def make_untrained(
     name = f"{reference.name} with {len(stage.layers)} layers"
     heir = replace(
         reference, name=name, module=decoder.eval().requires_grad_(False), path=None,
-        agreement=None, generates_as=reference, read_tokenizer=lambda: reference.own_tokenizer,
+        agreement=None, generation_source=reference,
+        read_tokenizer=lambda: reference.wakeful_tokenizer,
     )  # fmt: skip
     losses = {REFERENCE: evaluated(config, reference, data, show)}
     check_finite(losses[REFERENCE]["loss"].to_torch())
@@ -227,7 +232,7 @@ def make_untrained(
         losses[PLAIN] = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
     assert stage.bridge is not None  # of an heir
     bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
-    _round_weights(decoder, heir.written_in)
+    _round_weights(decoder, heir.export_dtype)
     losses[HEIR] = evaluated(config, heir, data, show)
     windows = losses[REFERENCE].select("window", "tokens")
     windows = windows.with_columns(**{model: frame["loss"] for model, frame in losses.items()})

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCardData
 from wakeful.config.schema import BridgeConfig
 from wakeful.config.tables import from_table, read_table
 from wakeful.errors import WakefulError
-from wakeful.estimates import INTERVAL, with_interval
+from wakeful.estimates import INTERVAL, format_interval
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import locate_model
@@ -20,7 +20,7 @@ from wakeful.reports.lineage import describe_bridge, describe_objective
 from wakeful.runs.records import BridgeGap, RunSummary, StepRow, ValidationLoss, ValidationRow, rows
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import escape_controls, escape_markdown
-from wakeful.variants.implementations import SOFTMAX1, implementation_of
+from wakeful.variants.implementations import SOFTMAX1, attention_implementation
 
 
 def model_card(
@@ -49,7 +49,7 @@ def model_card(
         if own
         else f"the stock architecture {escape_markdown(kind)}"
     )
-    softmax1 = decoder is None and implementation_of(module) == SOFTMAX1
+    softmax1 = decoder is None and attention_implementation(module) == SOFTMAX1
     return _card(
         model.name, [kind], origin,
         f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
@@ -213,7 +213,7 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
         f"{earlier_steps + steps:,} steps of {train.batch_size} × {train.length}.\n"
     )
     if validation and model.decoder().config.num_layers >= source.decoder().config.num_layers:
-        loss = with_interval(
+        loss = format_interval(
             validation.loss, validation.standard_error, summary.validation.num_windows
         )
         remark = "" if model is source else " It was measured before that was done to it."

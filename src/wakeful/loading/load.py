@@ -17,33 +17,33 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from wakeful.data.tokenizer import CONFIG, FILE, GENERATION, Tokenizer, check_beside
-from wakeful.device import choose_device, dtype_called, free_memory
-from wakeful.errors import WakefulError, nearest, nearest_path
-from wakeful.guard import guarded
+from wakeful.device import choose_device, free_memory, parse_dtype
+from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path
+from wakeful.guard import wrap_errors
 from wakeful.hf.checkpoint_reader import (
     INDEX,
     ONE,
     SMOLLM2,
     Shards,
+    load_hf_model,
     read_config,
     refuse_adapter,
+    restore_wide_tensors,
     smollm2_folder,
-    whole_model,
-    widen,
 )
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.gguf_in import own_config, tokenizer_of
-from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
+from wakeful.hf.gguf_in import read_gguf_config, read_gguf_tokenizer
+from wakeful.hf.weights_in import convert_hf_config, read_exported_decoder, read_gguf_decoder
 from wakeful.hf.weights_out import read_generation
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.resident import COPIES, with_resident_weights
 from wakeful.model.decoder import Decoder
-from wakeful.paged import is_finite, page
+from wakeful.paged import is_finite, page_matrices
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, read_json
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 
 _UNLIMITED = 2**31
 """Context of a model whose configuration has no limit."""
@@ -73,7 +73,7 @@ def locate_model(source: str | Path) -> Location:
     path = Path(source)
     if not os.path.isdir(path):  # os.path, as pathlib raises for a name that is too long
         is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
-        slip = "" if "/" in str(source) else nearest(str(source), [SMOLLM2])
+        slip = "" if "/" in str(source) else did_you_mean(str(source), [SMOLLM2])
         if slip and not is_gguf:  # the hub would be asked for a minute where there is no network
             raise WakefulError(f"unknown model {str(source)[:80]!r}{slip}")
         return Location("gguf", path, path.stem) if is_gguf else Location("hub", path, str(source))
@@ -89,7 +89,7 @@ def locate_model(source: str | Path) -> Location:
     return Location("export" if _is_own(path) else "folder", path, name)
 
 
-@ordinary_switches()
+@default_torch_state()
 def load(
     source: "str | Path | Model | nn.Module",
     *,
@@ -138,7 +138,7 @@ def load(
     if not isinstance(source, str | Path):
         raise WakefulError(_describe_wrong_source(source))
     model = _load(
-        source, device, dtype_called(dtype), step, max_length, own_tokenizer,
+        source, device, parse_dtype(dtype), step, max_length, own_tokenizer,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     _ = model.tokenizer  # raises where there is none
@@ -146,7 +146,7 @@ def load(
     return model
 
 
-@ordinary_switches()
+@default_torch_state()
 def read_decoder(
     source: str | Path,
     *,
@@ -158,15 +158,15 @@ def read_decoder(
 ) -> Model:
     """Load the model that `source` names as our `Decoder`, with the same logits.
 
-    Like `load` followed by `converted()`, but a tensor that the configuration does not know is an
-    error, and the tokenizer may be missing. Dropout is not kept.
+    Like `load` followed by `as_decoder_model()`, but a tensor that the configuration does not know
+    is an error, and the tokenizer may be missing. Dropout is not kept.
 
     Raises:
         WakefulError: the model cannot be found or read, a tensor is missing, unknown or of another
             shape, our decoder does not support its configuration (the field is named), or the
             logits differ from those of Transformers.
     """
-    kind = dtype_called(dtype)
+    kind = parse_dtype(dtype)
     return _load(
         source, device, kind, step, max_length, _read_tokenizer(tokenizer), as_decoder_model=True
     )
@@ -203,15 +203,15 @@ def _load(
     if location.kind == "run":
         model = _load_run(location, device, dtype, step)
     elif location.kind == "export" or is_own_gguf(location):
-        read_decoder, read_tokenizer = own_decoder, _stock_tokenizer
+        read_decoder, read_tokenizer = read_exported_decoder, _stock_tokenizer
         if location.kind == "gguf":
-            read_decoder, read_tokenizer = own_gguf, tokenizer_of
+            read_decoder, read_tokenizer = read_gguf_decoder, read_gguf_tokenizer
         path = location.path
         decoder = read_decoder(path, max_length=max_length, dtype=dtype, device=device)
         model = _wrap_decoder(decoder, location.name, path, partial(read_tokenizer, path))
     else:
         if as_decoder_model and location.kind == "folder":
-            family_of(read_config(location.path), max_length)  # before any weight is read
+            convert_hf_config(read_config(location.path), max_length)  # before any weight is read
             read_generation(location.path, GENERATION)
         model = _load_transformers(
             location, device, dtype, max_length, trust_remote_code, strict=as_decoder_model
@@ -222,7 +222,7 @@ def _load(
         stored, types = dtype, {}
     read_tokenizer = model.read_tokenizer if tokenizer is None else lambda: tokenizer
     model = dataclasses.replace(model, stored=stored, types=types, read_tokenizer=read_tokenizer)
-    return model.converted() if as_decoder_model else model
+    return model.as_decoder_model() if as_decoder_model else model
 
 
 def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
@@ -258,7 +258,7 @@ def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None
 
 def is_own_gguf(location: Location) -> bool:
     """Return True for a GGUF file that wakeful wrote."""
-    return location.kind == "gguf" and own_config(location.path) is not None
+    return location.kind == "gguf" and read_gguf_config(location.path) is not None
 
 
 def _read_tokenizer(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:
@@ -349,17 +349,17 @@ def _load_transformers(
         failure, advice = f"{location.path} cannot be read", "; load the folder that it was made of"
     elif location.kind == "hub":
         failure = unknown_model(location.name)
-    with guarded(failure, advice), hub_or_cache() if isinstance(source, str) else nullcontext():
-        module = whole_model(
+    with wrap_errors(failure, advice), hub_or_cache() if isinstance(source, str) else nullcontext():
+        module = load_hf_model(
             location.path.parent if gguf else source, gguf=gguf, strict=strict,
             dtype="auto" if exceeds_memory else dtype or "auto",
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if exceeds_memory and mixed:
         with Shards(location.path) as tensors:
-            widen(module, tensors)
+            restore_wide_tensors(module, tensors)
     if exceeds_memory:
-        page(module, dtype or module.dtype)
+        page_matrices(module, dtype or module.dtype)
     read_tokenizer = partial(_stock_tokenizer, source, trust_remote_code=trust_remote_code)
     return Model(
         name=location.name, architecture=type(module).__name__, read_tokenizer=read_tokenizer,
@@ -415,7 +415,7 @@ def _stock_tokenizer(
     if isinstance(source, Path) and source.is_file():
         options["gguf_file"], source = source.name, source.parent
     looked_up = hub_or_cache() if isinstance(source, str) else nullcontext()
-    with guarded(f"{source} has no tokenizer that can be loaded"), looked_up:
+    with wrap_errors(f"{source} has no tokenizer that can be loaded"), looked_up:
         if "gguf_file" not in options:
             named = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
             check_beside(Path(named or source).parent)
@@ -435,14 +435,14 @@ def unknown_model(name: str) -> str:
     """Return the error message for a name that no model has."""
     return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
-        f"a hub name{nearest_path(name)}"
+        f"a hub name{did_you_mean_path(name)}"
     )
 
 
 def fetch_from_hub(name: str) -> Path:
     """Download a model of the hub; return its folder in the cache."""
     absent = f"{name[:80]!r} is not a folder, GGUF file or run directory here"
-    with guarded(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
+    with wrap_errors(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
         return Path(
             huggingface_hub.snapshot_download(
                 name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES

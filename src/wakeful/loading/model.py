@@ -25,17 +25,17 @@ from wakeful.data.tokenizer import (
     token_ids,
 )
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
-from wakeful.hf.agreement import Agreement, agreement
+from wakeful.guard import wrap_errors
+from wakeful.hf.agreement import Agreement, compare_logits
 from wakeful.hf.checkpoint_reader import UNPACKED, quantization_method
-from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.weights_in import convert_hf_model
 from wakeful.loading.chat import Turn, user_turn
 from wakeful.loading.hf_forward import HFForward
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import Sampling, continuation, generate_tokens
 from wakeful.probes.running import as_decoder, blocks_of, is_quantized, logits_of
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 
 Bos = Literal["auto", "on", "off"]
 """BOS before a text: as the model's own tokenizer adds it ("auto"), always or never."""
@@ -60,11 +60,12 @@ class Model:
     stored: torch.dtype | None = None
     """Type of most weights in the files that the model, or its source, was read from."""
     types: Mapping[str, torch.dtype] | None = field(default_factory=dict)
-    """Types of the other weights, by `unnumbered` name; None to round all weights to `stored`."""
+    """Types of the other weights, by their name with N for each number; None to round all weights
+    to `stored`."""
     agreement: Agreement | None = None
     """For our decoder, its difference from the Transformers model that it was converted from."""
     read_tokenizer: Callable[[], AnyTokenizer]
-    generates_as: "Model | None" = None
+    generation_source: "Model | None" = None
     """Model that it was derived from, whose generation settings it has."""
 
     def __repr__(self) -> str:
@@ -80,7 +81,7 @@ class Model:
         return self.read_tokenizer()
 
     @cached_property
-    def own_tokenizer(self) -> Tokenizer:
+    def wakeful_tokenizer(self) -> Tokenizer:
         """The tokenizer converted to ours, which encodes special tokens in a text as plain text.
 
         Raises:
@@ -123,8 +124,8 @@ class Model:
         """
         tokenizer, table = self.tokenizer, dict[str, Any]()
         generation_config = getattr(self.module, "generation_config", None)
-        if self.generates_as is not None:
-            return self.generates_as.generation
+        if self.generation_source is not None:
+            return self.generation_source.generation
         if isinstance(generation_config, GenerationConfig):
             table = json.loads(generation_config.to_json_string())
             table.pop("transformers_version", None)
@@ -187,7 +188,7 @@ class Model:
         with evaluating(self.module):
             return logits_of(self.module, tokens)
 
-    def begin(self, bos: Bos = "auto") -> list[int]:
+    def start_tokens(self, bos: Bos = "auto") -> list[int]:
         """Return the tokens before a text: the tokenizer's default ("auto"), BOS, or none.
 
         Raises:
@@ -196,41 +197,43 @@ class Model:
         if bos not in BOS:
             raise WakefulError(f"bos = {bos!r}: must be one of {', '.join(BOS)}")
         if bos != "on":
-            return [] if bos == "off" else self.checked(self.opening)
+            return [] if bos == "off" else self.check_tokens(self.opening)
         if self.bos is None:
             raise WakefulError(f'bos = "on", but {self.name} has no BOS token; use auto or off')
-        return self.checked([self.bos])
+        return self.check_tokens([self.bos])
 
-    def begins(self, bos: Bos = "auto") -> bool:
+    def starts_with_bos(self, bos: Bos = "auto") -> bool:
         """Return True where BOS precedes every sequence that is measured.
 
         Raises:
-            WakefulError: as in `begin`.
+            WakefulError: as in `start_tokens`.
         """
-        return self.bos in self.begin(bos)
+        return self.bos in self.start_tokens(bos)
 
     def encode(self, text: str, bos: Bos = "auto") -> list[int]:
         """Return the tokens of a text, preceded by BOS as `bos` says."""
-        return [*self.begin(bos), *self.plain(text)]
+        return [*self.start_tokens(bos), *self.encode_plain(text)]
 
-    def plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str) -> list[int]:
         """Return the tokens of a text alone; special tokens spelled in it are plain text.
 
         Raises:
             WakefulError: a token has no embedding in the model, or the tokenizer fails.
         """
         if self._encoder is not None:
-            return self.checked(self._encoder.encode_batch([text])[0])
+            return self.check_tokens(self._encoder.encode_batch([text])[0])
         tokenizer: Any = self.tokenizer  # one of Transformers' that is written in Python
         encoded = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return self.checked(encoded)
+        return self.check_tokens(encoded)
 
-    def plain_with_ends(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Return `plain`, and the character offset of the end of every token; None if unknown."""
+    def encode_plain_with_ends(self, text: str) -> tuple[list[int], list[int] | None]:
+        """Return the tokens of a text alone, as `encode_plain` does, and the character offset at
+        which each token ends; None in place of the offsets where the tokenizer gives none.
+        """
         if self._encoder is None:
-            return self.plain(text), None
+            return self.encode_plain(text), None
         tokens, ends = self._encoder.with_ends(text)
-        return self.checked(tokens), ends
+        return self.check_tokens(tokens), ends
 
     @cached_property
     def _encoder(self) -> Encoder | None:
@@ -241,7 +244,7 @@ class Model:
         special = tokenizer.all_special_tokens
         return None if backend is None else Encoder(backend.to_str(), special)
 
-    def checked(self, tokens: list[int]) -> list[int]:
+    def check_tokens(self, tokens: list[int]) -> list[int]:
         """Return token ids unchanged, after checking that every id has an embedding.
 
         Raises:
@@ -265,10 +268,10 @@ class Model:
             return tokenizer.decode(ids, special=special)
         # Ours, and text that streams, are not cleaned up either.
         decoding = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
-        with guarded(f"the tokenizer of {self.name} cannot decode its tokens"):
+        with wrap_errors(f"the tokenizer of {self.name} cannot decode its tokens"):
             return str(tokenizer.decode(list(ids), **decoding))
 
-    def text_of(self, token: int) -> str:
+    def token_text(self, token: int) -> str:
         """Return the text of one token, also of a special token."""
         return self.decode([token], special=True)
 
@@ -281,23 +284,23 @@ class Model:
         """
         return self._converted.module  # pyright: ignore[reportReturnType]
 
-    @ordinary_switches()
-    def converted(self) -> "Model":
+    @default_torch_state()
+    def as_decoder_model(self) -> "Model":
         """Return the same model with our `Decoder` as its module; see `decoder`."""
         if as_decoder(self.module) is not None:
             return self
         config: Any = self.module.config.get_text_config()  # pyright: ignore
         full_context = getattr(config, "max_position_embeddings", None) or 0
-        decoder = decoder_of(self.module, self.context if self.context < full_context else 0)
+        decoder = convert_hf_model(self.module, self.context if self.context < full_context else 0)
         return dataclasses.replace(
             self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
-            agreement=agreement(self.module, decoder),  # pyright: ignore[reportArgumentType]
-            read_tokenizer=lambda: self.tokenizer, generates_as=self,
+            agreement=compare_logits(self.module, decoder),  # pyright: ignore[reportArgumentType]
+            read_tokenizer=lambda: self.tokenizer, generation_source=self,
         )  # fmt: skip
 
     @cached_property
     def _converted(self) -> "Model":
-        return self.converted()
+        return self.as_decoder_model()
 
     def generate(self, prompt: str | Sequence[int], **choice: Any) -> str:
         """Return the text that continues a prompt; options and errors are those of `stream`."""
@@ -326,14 +329,14 @@ class Model:
             WakefulError: an option is out of its range, the context too short, or the chat template
                 cannot be used.
         """
-        tokenizer, stop = self.own_tokenizer, self.ends
+        tokenizer, stop = self.wakeful_tokenizer, self.ends
         if chat:
             turn = self._turn(prompt, bos)
             prompt_ids = turn.around(str(prompt))
             stop |= set() if turn.answer_end is None else {turn.answer_end}
         else:
             prompt_ids = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
-        tokens = self.tokens_after(
+        tokens = self.generate_ids(
             prompt_ids or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
             top_k=top_k, top_p=top_p, seed=seed, stop=stop,
         )  # fmt: skip
@@ -352,13 +355,13 @@ class Model:
             )
         return turn
 
-    def tokens_after(self, prompt: Sequence[int], **choice: Any) -> Iterator[int]:
+    def generate_ids(self, prompt: Sequence[int], **choice: Any) -> Iterator[int]:
         """Return an iterator over up to `num_tokens` token ids that continue `prompt`.
 
         `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
         `wakeful.model.generate.generate_tokens`; a model of Transformers keeps its own cache.
         """
-        own, prompt = as_decoder(self.module), self.checked(list(prompt))
+        own, prompt = as_decoder(self.module), self.check_tokens(list(prompt))
         if own is not None:
             return self._one_by_one(generate_tokens(own, prompt, **choice))
         forward = HFForward(self.module)
@@ -372,14 +375,14 @@ class Model:
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
         """Yield tokens computed in evaluation mode; between them the module has its own mode."""
         while True:
-            with ordinary_switches(), evaluating(self.module):
+            with default_torch_state(), evaluating(self.module):
                 token = next(tokens, None)
             if token is None:
                 return
             yield token
 
     @property
-    def written_in(self) -> torch.dtype:
+    def export_dtype(self) -> torch.dtype:
         """Type to write its weights in: that of the files or of memory, at most float32."""
         first = next(self.module.parameters()).dtype
         kind = self.stored or (first if first.is_floating_point else torch.float32)

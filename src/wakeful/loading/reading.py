@@ -88,7 +88,7 @@ class EvaluationText(EvaluationData):
     ) -> list[list[int]]:
         check_readable_length(loaded, length, bos=bos)
         take = length - bos
-        tokens = self.beginning.tokens(loaded.plain, take * num_sequences)
+        tokens = self.beginning.tokens(loaded.encode_plain, take * num_sequences)
         if len(tokens) < take * num_sequences:
             raise WakefulError(
                 f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, "
@@ -101,7 +101,7 @@ class EvaluationText(EvaluationData):
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
-        text = self.beginning.text_of(loaded.plain, length * num_sequences)
+        text = self.beginning.text_of(loaded.encode_plain, length * num_sequences)
         tokens, ends = tokenize(loaded, text)
         if len(tokens) < 2:
             raise WakefulError(
@@ -149,7 +149,7 @@ class EvaluationTask(EvaluationData):
         """Return the first sequences of `length` tokens, each followed by `targets` more tokens."""
         task = self.task
         ids = [[number] for number in range(1, len(task.characters) + 1)]
-        if loaded.bos != BOS_ID or [*map(loaded.plain, task.characters)] != ids:
+        if loaded.bos != BOS_ID or [*map(loaded.encode_plain, task.characters)] != ids:
             raise WakefulError(
                 f"{loaded.name} does not have the tokens of {task}: a task is read by models that "
                 "were trained on it"
@@ -187,7 +187,7 @@ class EvaluationTask(EvaluationData):
         return [over]
 
 
-def evaluation_data(source: str, num_tokens: int) -> EvaluationData:
+def open_evaluation_data(source: str, num_tokens: int) -> EvaluationData:
     """Return the task that a source names, or the beginning of a text, at least `num_tokens` long.
 
     Raises:
@@ -204,7 +204,7 @@ def as_evaluation_data(text: str | EvaluationData) -> EvaluationData:
     return EvaluationText(Beginning(text)) if isinstance(text, str) else text
 
 
-def own_task(loaded: Model) -> EvaluationData | None:
+def training_task(loaded: Model) -> EvaluationData | None:
     """Return the task that a run was trained on; None for other models.
 
     Raises:
@@ -235,7 +235,7 @@ def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
     """Encode a text; return its tokens, and the number of its UTF-8 bytes in the first 0, 1, 2 …
     tokens. The last number counts the whole text; None where the tokenizer has no offsets.
     """
-    tokens, ends = loaded.plain_with_ends(text)
+    tokens, ends = loaded.encode_plain_with_ends(text)
     if ends is None:
         return tokens, None
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from wakeful.device import free_memory
 from wakeful.errors import WakefulError
-from wakeful.paged import Paged, in_file
+from wakeful.paged import Paged, copy_to_file
 from wakeful.probes.running import as_decoder
 
 COPIES = 2
@@ -99,7 +99,7 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
                     resident[id(tensor)] = shared[memory]
                     continue
                 if stays and not in_memory and value.ndim > 1:
-                    value = in_file(value)
+                    value = copy_to_file(value)
                 if isinstance(tensor, nn.Parameter):
                     value = nn.Parameter(value, requires_grad=tensor.requires_grad)
                 resident[id(tensor)] = shared[memory] = value

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from wakeful.config.reading import SOURCES, ReadingOptions
-from wakeful.device import choose_device, rough_seconds
+from wakeful.device import choose_device, estimate_seconds
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import disable_progress_bars
 from wakeful.loading.load import load, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import EvaluationData, own_task
-from wakeful.loading.sources import Source, dtype_of, modules_in_memory, name_of
+from wakeful.loading.reading import EvaluationData, training_task
+from wakeful.loading.sources import Source, dtype_name, modules_in_memory, source_name
 from wakeful.model.evaluating import evaluating
 from wakeful.reports.result import Result, same_or_each
 from wakeful.runs.run import Environment, Run, environment
@@ -59,7 +59,7 @@ class Session:
         for name in named:  # before the first one is measured
             _ = locate_model(name)
         for source in sources:
-            self.show.note(f"loading {name_of(source)}")
+            self.show.note(f"loading {source_name(source)}")
             model = load(
                 source, tokenizer=self.tokenizer, device=self.device, dtype=options.dtype,
                 trust_remote_code=options.trust_remote_code,
@@ -69,7 +69,7 @@ class Session:
             if model.name in self._bos:
                 raise WakefulError(f"two models are called {model.name!r}; rename one")
             self._bos[model.name] = describe_bos(model, options.bos)
-            self._dtypes[model.name] = dtype_of(model)
+            self._dtypes[model.name] = dtype_name(model)
             yield model
             del model
 
@@ -95,7 +95,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(
+def open_session(
     verb: str,
     options: ReadingOptions,
     sources: Sequence[Source],
@@ -135,7 +135,7 @@ def note_duration(
     """
     size = sum(parameter.numel() for parameter in model.module.parameters())
     if forward is None:  # about two operations a parameter and token
-        seconds += rough_seconds(2 * size * tokens * total * passes, model.device)
+        seconds += estimate_seconds(2 * size * tokens * total * passes, model.device)
     else:
         seconds += forward * total * passes
     if seconds >= LONG_SECONDS:
@@ -149,10 +149,10 @@ def choose_data(model: Model, options: ReadingOptions, data: EvaluationData) -> 
     """Return the words for a model: the task it was trained on, where the options name no text."""
     if options.text or not options.source:
         return data
-    return own_task(model) or data
+    return training_task(model) or data
 
 
 def describe_bos(model: Model, bos: str) -> str:
     """Describe a model's BOS for the page."""
     own = ", as its tokenizer does" if bos == "auto" else ""
-    return ("before every sequence" if model.begins(bos) else "none") + own  # pyright: ignore
+    return ("before every sequence" if model.starts_with_bos(bos) else "none") + own  # pyright: ignore

@@ -18,7 +18,7 @@ def modules_in_memory(sources: Sequence[Source]) -> list[nn.Module]:
     return [module for module in modules if isinstance(module, nn.Module)]
 
 
-def name_of(source: Source) -> str:
+def source_name(source: Source) -> str:
     """Return a model's name before it is loaded."""
     if isinstance(source, Model):
         return source.name
@@ -27,12 +27,12 @@ def name_of(source: Source) -> str:
 
 def convert_to_decoder(model: Model, show: Display) -> Model:
     """Convert a model to our decoder, and show its difference from the Transformers model."""
-    decoder_model = model.converted()
+    decoder_model = model.as_decoder_model()
     if decoder_model.agreement is not None:
         show.note(f"{model.name}: {decoder_model.agreement}")
     return decoder_model
 
 
-def dtype_of(model: Model) -> str:
+def dtype_name(model: Model) -> str:
     """Return the type of a model's arithmetic, e.g. "float32"."""
     return str(next(model.module.parameters()).dtype).removeprefix("torch.")

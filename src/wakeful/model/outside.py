@@ -14,7 +14,7 @@ from wakeful.config.model import VARIANTS, ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
-from wakeful.variants import foreign_names
+from wakeful.variants import external_names
 
 _LENGTHS = (13, 8, 2, 1)
 """Lengths of the texts: a cache or a convolution may fail at odd lengths only."""
@@ -30,7 +30,7 @@ def check_outside(config: ModelConfig) -> None:
         WakefulError: a token changes the logits of earlier tokens, or logits with a cache differ
             from those without.
     """
-    named = [name for name, folder in VARIANTS.items() if foreign_names(getattr(config, name))]
+    named = [name for name, folder in VARIANTS.items() if external_names(getattr(config, name))]
     if not named:
         return
     # Wide enough for variants that read the first dozen channels of the stream.

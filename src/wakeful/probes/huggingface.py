@@ -22,7 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 from wakeful.errors import WakefulError
 from wakeful.model.hooks import hooked
 from wakeful.probes.base import AttentionEvent, Emit, HiddenEvent, Visibility, visibility
-from wakeful.variants.implementations import KNOWN, SOFTMAX1, implementation_of
+from wakeful.variants.implementations import KNOWN, SOFTMAX1, attention_implementation
 
 
 class HuggingFaceSource:
@@ -55,7 +55,7 @@ class HuggingFaceSource:
         self.interfaces: list[AttentionInterface] = list(
             {id(item): item for item in tables if isinstance(item, AttentionInterface)}.values()
         )
-        self.implementation = implementation_of(model)
+        self.implementation = attention_implementation(model)
         # Falcon's own SDPA calls predate the interface.
         self.calls_sdpa = not self.interfaces and any(
             "scaled_dot_product_attention" in inspect.getsource(sys.modules[type(block).__module__])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.paged import as_stored
+from wakeful.paged import stored_tensor
 
 _PROBED = 8
 """Tokens on which causality is checked."""
@@ -93,7 +93,7 @@ def named_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of memory, or of files, behind tensors; each storage counts once."""
-    storages = (as_stored(tensor.detach()).untyped_storage() for tensor in tensors)
+    storages = (stored_tensor(tensor.detach()).untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

@@ -24,7 +24,7 @@ from wakeful.model.attention import Attention
 from wakeful.probes.running import logits_of
 from wakeful.quantization.linear import KeepsBuffers
 from wakeful.quantization.schemes import Scales, Scheme
-from wakeful.variants.implementations import KNOWN, implementation_of, name_before
+from wakeful.variants.implementations import KNOWN, attention_implementation, wrapped_attention_name
 
 CachePart = Literal["keys", "values"]
 _NAME = "quantized_cache"
@@ -88,7 +88,7 @@ def check_cache(model: nn.Module) -> None:
     if _attentions(model):
         return
     if isinstance(model, PreTrainedModel) and model._can_set_attn_implementation():
-        own = implementation_of(model)
+        own = attention_implementation(model)
         if own not in KNOWN:
             raise WakefulError(
                 f"keys and values are rounded before the attention {' or '.join(KNOWN)},"
@@ -124,9 +124,9 @@ def _attentions(model: nn.Module) -> list[Attention]:
 @torch.no_grad()
 def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
     """Install an attention function that rounds the cache, one cache grid for each layer."""
-    implementation = implementation_of(model)
+    implementation = attention_implementation(model)
     assert implementation is not None
-    name = name_before(implementation, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
+    name = wrapped_attention_name(implementation, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
     widths: list[tuple[int, int]] = []
 
     def first_call(

@@ -24,14 +24,14 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import config_of, narrow_exactly
+from wakeful.hf.checkpoint_reader import corrected_config, narrow_exactly
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.read_back import RoundedParameters, embedding_rows, read_back
-from wakeful.hf.transforms import FIELD, STATUS, described
+from wakeful.hf.transforms import FIELD, STATUS, make_transform_config
 from wakeful.hf.weights_out import (
     create_folder,
-    readable,
+    readable_tokenizer,
     stock_architecture,
     write_config,
     write_tensors,
@@ -39,7 +39,7 @@ from wakeful.hf.weights_out import (
 )
 from wakeful.model.decoder import Decoder
 from wakeful.model.turned import WalshHadamard
-from wakeful.paged import by_rows, store_like
+from wakeful.paged import split_rows, store_like
 from wakeful.probes.experts import is_fused, routers_of
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import QuantizedCache
@@ -49,7 +49,7 @@ from wakeful.quantization.norm_readers import readers_of_norms
 from wakeful.quantization.schemes import Absmax, Grid, Scheme, Zeropoint
 from wakeful.quantization.schemes.grids import E4M3, MxE2M1, NvE2M1
 from wakeful.runs.checkpoint import unique_state
-from wakeful.variants.implementations import SOFTMAX1, implementation_of
+from wakeful.variants.implementations import SOFTMAX1, attention_implementation
 
 FORMAT = "compressed-tensors"
 _EXPERTS = r"re:.*\.experts\..*"
@@ -238,7 +238,9 @@ def save_compressed(
     unsplit = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
     table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(unsplit)]
     if stock.turned:
-        table[FIELD], matrices = described(stock.turned, _inner_rotation(model).to(dtype))
+        table[FIELD], matrices = make_transform_config(
+            stock.turned, _inner_rotation(model).to(dtype)
+        )
         table["quantization_status"] = STATUS
         tensors |= matrices
     _shorten(config, model, context)
@@ -475,7 +477,7 @@ def _checked(
             f"{name} reads {width} channels, which are not whole groups of "
             f"{grid.group}, and {FORMAT} has no shorter group: {finer}{_OTHERWISE}"
         )
-    read = None if tokenizer is None else readable(tokenizer, stock.config)
+    read = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
     if tokenizer is not None and read is None:
         raise WakefulError(
             f"Transformers reads another tokenizer beside a {kind} than this model's: {_OTHERWISE}"
@@ -498,12 +500,12 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
     }
     if as_decoder(model) is None:
         assert isinstance(model, PreTrainedModel)
-        if implementation_of(model) == SOFTMAX1:
+        if attention_implementation(model) == SOFTMAX1:
             raise WakefulError(
                 f"{FORMAT} has no place for softmax-1, by which this {type(model).__name__} "
                 f"attends (attn_implementation = {SOFTMAX1!r}): {_OTHERWISE}"
             )
-        config = config_of(model)
+        config = corrected_config(model)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
         stored = parameters | {
             name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
@@ -687,7 +689,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
     2^(bits − 1) is added to each.
     """
-    return torch.cat([_packed_words(part, bits) for part in by_rows(codes)])
+    return torch.cat([_packed_words(part, bits) for part in split_rows(codes)])
 
 
 def _packed_words(codes: Tensor, bits: int) -> Tensor:

@@ -21,12 +21,12 @@ from wakeful.quantization.formats import quantize_layers
 from wakeful.quantization.linear import QuantizedLinear, by_sequence, matrix
 from wakeful.quantization.observing import plain_linear
 from wakeful.quantization.schemes import Scheme, parse_scheme
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import OnProgress, ignore_progress
 from wakeful.variants.roles import role_of
 
 
-@ordinary_switches()
+@default_torch_state()
 def quantize_module(
     model: nn.Module,
     scheme: Scheme | str,

@@ -9,11 +9,11 @@ import polars as pl
 
 from wakeful.estimates import (
     Estimate,
-    finite,
-    reach,
+    finite_or_none,
+    format_estimate,
+    format_interval,
+    interval_half_width,
     student_quantile,
-    with_error,
-    with_interval,
 )  # fmt: skip
 from wakeful.finding import Finding, Level
 from wakeful.probes.base import mean_over_layers
@@ -92,13 +92,13 @@ def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataF
 def _mean_kurtosis(damage: Damage, position: str) -> float | None:
     """Return the mean over blocks' outputs; None where it is not finite."""
     rows = damage.measurement.layers.filter(metric="kurtosis", position=position, kind="block")
-    return finite(mean_over_layers(rows))
+    return finite_or_none(mean_over_layers(rows))
 
 
 def named(name: str, estimate: Estimate) -> dict[str, float | None]:
     """Return a figure and its standard error by their names; what is not finite is null."""
     value, error = estimate
-    return {name: finite(value), f"{name}_standard_error": finite(error)}
+    return {name: finite_or_none(value), f"{name}_standard_error": finite_or_none(error)}
 
 
 def damage_summary(damage: Damage) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         **named("increase", measurement.increase(name)),
         **named("loss_increase", measurement.loss_increase(name)),
         **named("kl", measurement.divergence(name)),
-        "ratio": finite(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
+        "ratio": finite_or_none(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
         "bytes": damage.bytes[name],
         "bytes_ratio": damage.bytes[name] / damage.full_bytes,
         "layer_error_median": errors["value"].median(),
@@ -153,7 +153,7 @@ def follows(errors: pl.DataFrame, shape: str) -> float | None:
     finite_rows = _finite_rows(errors, shape)
     if len(finite_rows) < 3:
         return None
-    return finite(finite_rows.select(pl.corr("value", shape, method="spearman")).item())
+    return finite_or_none(finite_rows.select(pl.corr("value", shape, method="spearman")).item())
 
 
 def _finite_rows(errors: pl.DataFrame, shape: str) -> pl.DataFrame:
@@ -238,9 +238,13 @@ def grade(damage: Damage, name: str) -> Level:
     the loss increase holds zero and reaches past what is harmless.
     """
     loss, error = damage.measurement.loss_increase(name)
-    if finite(loss) is None:
+    if finite_or_none(loss) is None:
         return "bad"
-    far = reach(error, len(damage.measurement.counts)) if finite(error) is not None else math.inf
+    far = (
+        interval_half_width(error, len(damage.measurement.counts))
+        if finite_or_none(error) is not None
+        else math.inf
+    )
     if abs(loss) <= far and loss + far > HARMLESS:
         return "unsure"
     return "good" if loss <= HARMLESS else "bad" if loss >= SEVERE else "mixed"
@@ -255,7 +259,7 @@ def _grade_and_words(damage: Damage, name: str) -> tuple[Level, str]:
     before = damage.measurement.perplexity()[0]
     count = len(damage.measurement.counts)
     error = figures["loss_increase_standard_error"]
-    change = f"{with_interval(loss, error, count, '+')} nats per token"
+    change = f"{format_interval(loss, error, count, '+')} nats per token"
     change += "" if error is None else ", ± its 95% interval,"
     doubt = ", which so little text cannot tell from zero" if level == "unsure" else ""
     layers = "No layer's weights change."
@@ -270,7 +274,7 @@ def _grade_and_words(damage: Damage, name: str) -> tuple[Level, str]:
         )
     return level, (
         f"The loss changes by {change} on the same text{doubt} (perplexity "
-        f"{with_error(before)} to {with_error(after)}). {layers}"
+        f"{format_estimate(before)} to {format_estimate(after)}). {layers}"
     )
 
 

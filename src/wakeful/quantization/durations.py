@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from wakeful.device import wait_for
+from wakeful.device import synchronize
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quantization.formats import fits
 from wakeful.quantization.linear import matrix, quantized_forms
@@ -31,7 +31,7 @@ def forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> float:
     logits_of(model, few[:, : first_target(model) + 1])  # what a first call builds
     start = time.perf_counter()
     logits_of(model, few)
-    wait_for(tokens.device)
+    synchronize(tokens.device)
     return (time.perf_counter() - start) * tokens.shape[1] / few.shape[1]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.gguf_out import export_gguf, recipe
+from wakeful.hf.gguf_out import export_gguf, llama_quantize_flags
 from wakeful.model.decoder import Decoder
 from wakeful.probes.experts import with_modules
 from wakeful.probes.running import as_decoder
@@ -70,7 +70,7 @@ def save_for_llama_cpp(
     if path.suffix == ".txt":
         types = {f"{name}.weight": f"Q{layer.grid.bits}_0" for name, layer in layers.items()}
         with replace_atomically(path) as part:
-            part.write_text(recipe(decoder, types), "utf-8")
+            part.write_text(llama_quantize_flags(decoder, types), "utf-8")
         return
     replaced: dict[int, nn.Module] = {}
     tables = tables_of(decoder)

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from wakeful.device import wait_for
+from wakeful.device import synchronize
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
+from wakeful.estimates import Estimate, Figure, finite_or_none, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
@@ -111,7 +111,9 @@ class _Rows:
         for (scheme, module, position, metric), values in self.values.items():
             layer, kind = self.places[module]
             mean, error = mean_and_error(values)
-            rows.append((scheme, module, layer, kind, position, metric, mean, finite(error)))
+            rows.append(
+                (scheme, module, layer, kind, position, metric, mean, finite_or_none(error))
+            )
         return pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
 
 
@@ -156,7 +158,7 @@ def measure_damage(
         for scheme, small in quantized.items():
             before = time.perf_counter()
             logits, _ = predicted(small, tokens)
-            wait_for(tokens.device)
+            synchronize(tokens.device)
             totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(nll(logits, targets))
             totals[scheme].divergence.append(summed_divergence(reference, logits))

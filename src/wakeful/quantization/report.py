@@ -13,7 +13,13 @@ import polars as pl
 
 from wakeful.config.commands import command_of
 from wakeful.config.reading import LENGTH, longest_prompt
-from wakeful.estimates import INTERVAL, reach, with_error, with_interval, with_perplexity
+from wakeful.estimates import (
+    INTERVAL,
+    format_estimate,
+    format_interval,
+    format_perplexity,
+    interval_half_width,
+)
 from wakeful.generation import generation_step
 from wakeful.paths import free_folder
 from wakeful.quantization.damage import (
@@ -80,10 +86,10 @@ def before_and_after(damage: Damage, scheme: str = "") -> Iterator[str]:
 def with_intervals(figures: Mapping[str, Any], count: int) -> dict[str, str]:
     """Return a scheme's estimates over `count` sequences as they are shown."""
     estimates = {
-        key: with_interval(figures[key], figures[f"{key}_standard_error"], count, sign)
+        key: format_interval(figures[key], figures[f"{key}_standard_error"], count, sign)
         for key, sign in (("loss_increase", "+"), ("kl", ""))
     }
-    increase = with_error(figures["increase"], None, "+")
+    increase = format_estimate(figures["increase"], None, "+")
     return estimates | {"perplexity": perplexity_words(figures, count), "increase": increase}
 
 
@@ -91,8 +97,8 @@ def perplexity_words(figures: Mapping[str, Any], count: int) -> str:
     """Return a perplexity over `count` sequences, with e to the ends of its loss's interval."""
     value, error = figures["perplexity"], figures["perplexity_standard_error"]
     if value is None or error is None:
-        return with_error(value)
-    return with_perplexity(math.log(value), error / value, count)
+        return format_estimate(value)
+    return format_perplexity(math.log(value), error / value, count)
 
 
 def _scatter(damage: Damage) -> charts.Drawing:
@@ -415,7 +421,7 @@ def _costs(costs: Sequence[LayerCost], damage: Damage) -> Section:
     count = len(damage.measurement.counts)
     kurtosis = cost_frame(costs, damage)["kurtosis"]
     rows = [
-        [cost.name, *(with_interval(*x, count, "+") for x in (cost.alone, cost.kl)),
+        [cost.name, *(format_interval(*x, count, "+") for x in (cost.alone, cost.kl)),
          number(shape, "{:.3g}"), f"{cost.size:,}"]
         for cost, shape in zip(costs[:_DEAREST], kurtosis, strict=False)
     ]  # fmt: skip
@@ -490,7 +496,7 @@ def worst_table(damage: Damage, name: str) -> Table:
          Cell(number(row["value"], "{:.2%}"), number(far, "± {:.2%}", "")),
          *(number(row[key], style) for key, style in styles.items())]
         for row in worst_layers(damage, name)
-        for far in [row["standard_error"] and reach(row["standard_error"], count)]
+        for far in [row["standard_error"] and interval_half_width(row["standard_error"], count)]
     ]  # fmt: skip
     columns = ["layer", "relative error", "first token", "the rest", "input kurtosis, first",
                "kurtosis, rest"]  # fmt: skip

@@ -120,13 +120,13 @@ class Quantization(MeasuredResult):
             chosen = self.smallest
             save_for_llama_cpp(
                 chosen.plain, quantized_layers(chosen.module) | dict(chosen.tables), path,
-                tokenizer=model.own_tokenizer,
+                tokenizer=model.wakeful_tokenizer,
                 name=Path(self.source).name,
                 lineage=f"Quantized from {self.source}. {proof_words(self._measured)}",
             )  # fmt: skip
             return {"folder": str(folder), "bytes": path.stat().st_size}
         is_decoder = as_decoder(model.module) is not None  # whose tokenizer may be of a run
-        tokenizer = model.own_tokenizer if is_decoder else model.save_tokenizer
+        tokenizer = model.wakeful_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
             model.module, path, tokenizer, card=self._card(), stored=model.stored,
             context=model.context,

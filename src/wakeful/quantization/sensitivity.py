@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, finite, mean_and_error, with_interval
+from wakeful.estimates import Estimate, finite_or_none, format_interval, mean_and_error
 from wakeful.probes.experts import put
 from wakeful.quantization.convert import prepared_as, quantized_layers
 from wakeful.quantization.damage import Damage, follows, layer_errors, named
@@ -78,7 +78,7 @@ def cost_frame(costs: Sequence[LayerCost], damage: Damage) -> pl.DataFrame:
     kurtosis = dict(errors.select("module", "kurtosis_rest").iter_rows())
     rows: list[dict[str, Any]] = [
         {"module": cost.name, **named("alone", cost.alone), **named("kl", cost.kl),
-         "kurtosis": finite(kurtosis.get(cost.name)), "bytes": cost.size}
+         "kurtosis": finite_or_none(kurtosis.get(cost.name)), "bytes": cost.size}
         for cost in costs
     ]  # fmt: skip
     return pl.DataFrame(rows, schema_overrides={"kurtosis": pl.Float64})
@@ -90,8 +90,8 @@ def cost_sentences(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
     total = sum(cost.alone[0] for cost in costs)
     frame = cost_frame(costs, damage)
     sentences = [
-        f"{first.name} costs most alone, {with_interval(*first.alone, count, '+')} nats per token; "
-        f"the sum of all {len(costs)} layers' costs alone is {total:+.3f}"
+        f"{first.name} costs most alone, {format_interval(*first.alone, count, '+')} nats per "
+        f"token; the sum of all {len(costs)} layers' costs alone is {total:+.3f}"
     ]
     for name, effect in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):
         rho = follows(frame.with_columns(value=name), "kurtosis")

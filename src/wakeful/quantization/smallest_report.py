@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite, reach, with_error, with_interval
+from wakeful.estimates import finite_or_none, format_estimate, format_interval, interval_half_width
 from wakeful.quantization.damage import Damage, named
 from wakeful.quantization.smallest import MIXED, Smallest
 from wakeful.quantization.tuning import Tuning
@@ -31,7 +31,7 @@ def proof(damage: Damage) -> dict[str, Any]:
         return result
     value, error = damage.measurement.loss_increase(MIXED, against)
     verdict = "not better than uniform"
-    far = reach(error, count)
+    far = interval_half_width(error, count)
     if value + far < 0:
         verdict = "better than uniform"
     elif value - far > 0:
@@ -43,11 +43,11 @@ def proof_words(damage: Damage) -> str:
     """Return the proof in a sentence."""
     result, count = proof(damage), len(damage.measurement.counts)
     against = result["against"]
-    rise = with_interval(*damage.measurement.loss_increase(MIXED), count, "+")
+    rise = format_interval(*damage.measurement.loss_increase(MIXED), count, "+")
     if against is None:
         return f"The chosen formats raise the loss by {rise} nats per token."
-    reference_rise = with_interval(*damage.measurement.loss_increase(against), count, "+")
-    gap = with_interval(result["difference"], result["difference_standard_error"], count, "+")
+    reference_rise = format_interval(*damage.measurement.loss_increase(against), count, "+")
+    gap = format_interval(result["difference"], result["difference_standard_error"], count, "+")
     sentence = (
         f"{result['verdict'].capitalize()}: the chosen formats raise the loss by {rise} nats per "
         f"token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {reference_rise} in "
@@ -71,7 +71,7 @@ def tuning_words(smallest: Smallest) -> str:
     tuning = smallest.tuning
     if tuning is None:
         return ""
-    before, after = (with_error(value) for value, _ in (tuning.before, tuning.after))
+    before, after = (format_estimate(value) for value, _ in (tuning.before, tuning.after))
     outcome = "and they stay"
     if not tuning.improved:
         outcome = "which its interval does not tell from chance: the untrained ones stay"
@@ -97,8 +97,8 @@ def smallest_summary(smallest: Smallest, damage: Damage) -> dict[str, Any]:
     chosen = smallest.allocation
     return {
         "bits": smallest.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
-        "other_bytes": smallest.other_bytes, "predicted_cost": finite(chosen.cost),
-        "bound": finite(chosen.bound), "formats": dict(smallest.formats),
+        "other_bytes": smallest.other_bytes, "predicted_cost": finite_or_none(chosen.cost),
+        "bound": finite_or_none(chosen.bound), "formats": dict(smallest.formats),
         "proof": proof(damage), "tuning": _tuning(smallest.tuning),
         "curve": [{"bytes": size, "cost": cost} for size, cost in smallest.curve],
     }  # fmt: skip
@@ -130,7 +130,7 @@ def _curve(damage: Damage, smallest: Smallest) -> charts.Drawing:
     rows = []
     for name in damage.schemes:
         value, error = damage.measurement.loss_increase(name)
-        far = reach(error, count)
+        far = interval_half_width(error, count)
         rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": value,
                      "low": value - far, "high": value + far})  # fmt: skip
     rightmost = 1.1 * max(row["MB"] for row in rows)

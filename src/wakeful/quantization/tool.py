@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import wait_for
+from wakeful.device import synchronize
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
 from wakeful.hf.checkpoint_reader import Shards
 from wakeful.hf.gguf_out import check_gguf, gguf_bytes
 from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.reading import EvaluationData, as_evaluation_data, evaluation_data
-from wakeful.loading.session import Session, choose_data, describe_bos, note_duration, session
-from wakeful.loading.sources import Source, convert_to_decoder, dtype_of, name_of
+from wakeful.loading.reading import EvaluationData, as_evaluation_data, open_evaluation_data
+from wakeful.loading.session import Session, choose_data, describe_bos, note_duration, open_session
+from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, source_name
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import calibrate_cache, check_cache, with_cache
 from wakeful.quantization.compressed import (
@@ -55,7 +55,7 @@ from wakeful.quantization.smallest_report import method_words
 from wakeful.quantization.targets import TARGETS, Target
 from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 
 
@@ -66,7 +66,7 @@ def quantize(
     model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **kwargs: Any
 ) -> QuantizationMatrix: ...
 @accept_options(QuantizeOptions)
-@ordinary_switches()
+@default_torch_state()
 def quantize(
     model: Source | list[Any] | tuple[Any, ...],
     *schemes: str | Scheme,
@@ -126,7 +126,7 @@ def quantize(
     texts = options.calibration_text
     if texts and not calibrates:
         raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
-    with session("quantize", options, models, tokenizer, display) as tool_session:
+    with open_session("quantize", options, models, tokenizer, display) as tool_session:
         _check(options, measured_schemes, len(models))
         length = options.length or LENGTH
         counts = _Counts(
@@ -137,8 +137,8 @@ def quantize(
         following = 0 if texts else counts.calibration + counts.tuning
         data = as_evaluation_data("")
         if counts.measured + following:
-            data = evaluation_data(options.source, length * (counts.measured + following))
-        calibration = [evaluation_data(text, length * (counts.calibration + counts.tuning))
+            data = open_evaluation_data(options.source, length * (counts.measured + following))
+        calibration = [open_evaluation_data(text, length * (counts.calibration + counts.tuning))
                        for text in texts]  # fmt: skip
         quantizer = _Quantizer(
             tool_session.models(),
@@ -241,7 +241,7 @@ class _Quantizer:
             smallest = search.find()
             if options.cache:
                 _quantize_caches(smallest.modules.values(), options.cache, calibration)
-            wait_for(loaded.device)
+            synchronize(loaded.device)
             named = smallest.schemes
             forms = {name: _form(loaded, name, module, name)
                      for name, module in smallest.modules.items()}  # fmt: skip
@@ -249,7 +249,7 @@ class _Quantizer:
         else:
             for name, scheme in named.items():
                 forms[name] = self._quantized(loaded, name, scheme, calibration)
-                wait_for(loaded.device)
+                synchronize(loaded.device)
                 seconds[name] = time.perf_counter() - start
                 start = time.perf_counter()
         layer_costs = self._costs(loaded, forms, measured) if options.sensitivity else []
@@ -266,7 +266,7 @@ class _Quantizer:
             method["Formats"] = method_words(smallest, len(calibration))
         return Quantization(
             models=forms if smallest is None else {MIXED: forms[MIXED]},
-            source=name_of(source), damage=damage, method=method,
+            source=source_name(source), damage=damage, method=method,
             layers=tuple(layers), options=options,
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=options.figures, costs=tuple(layer_costs), smallest=smallest,
@@ -289,7 +289,7 @@ class _Quantizer:
             )
         if self._for_llama_cpp:
             loaded = convert_to_decoder(loaded, self.session.show)
-            check_gguf(loaded.decoder(), loaded.own_tokenizer)
+            check_gguf(loaded.decoder(), loaded.wakeful_tokenizer)
         return loaded
 
     def _layers(self, plain: nn.Module) -> dict[str, nn.Module]:
@@ -319,7 +319,7 @@ class _Quantizer:
     ) -> SmallestSearch:  # fmt: skip
         """Return the search for the smallest model within the budget."""
         options, count, name = self.options, self.session.show.count, loaded.name
-        stored, decoder = loaded.written_in, as_decoder(plain)
+        stored, decoder = loaded.export_dtype, as_decoder(plain)
         tables, all_bytes = {}, state_bytes(plain, loaded.stored)
         if target.tables and decoder is not None:
             tables, stored = tables_of(decoder), torch.float16
@@ -357,7 +357,7 @@ class _Quantizer:
 
     def _tokens(self, loaded: Model, measured_text: EvaluationData, length: int) -> list[Tensor]:
         """Return sequences to measure, then those to calibrate on, then those to tune on."""
-        bos, counts, texts = loaded.begins(self.options.bos), self.counts, self.calibration
+        bos, counts, texts = loaded.starts_with_bos(self.options.bos), self.counts, self.calibration
         following = counts.calibration + counts.tuning
 
         def read(measured_text: EvaluationData, number: int) -> list[list[int]]:
@@ -474,7 +474,7 @@ def _form(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
 
 def _written(loaded: Model) -> Tokenizer | None:
     """Return the tokenizer that is written beside a decoder; None where it is Transformers' own."""
-    return None if as_decoder(loaded.module) is None else loaded.own_tokenizer
+    return None if as_decoder(loaded.module) is None else loaded.wakeful_tokenizer
 
 
 def _head(model: nn.Module) -> nn.Module | None:
@@ -604,7 +604,7 @@ def _method(
         "beginning, the same for every scheme",
         "BOS": describe_bos(loaded, options.bos),
         "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
-        f"model in {dtype_of(loaded)}",
+        f"model in {dtype_name(loaded)}",
         "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "
         "its loss's; a change of the loss is paired, both models on the same tokens",
         "KL": "of the quantized model's next-token distribution from the full-precision one's, "

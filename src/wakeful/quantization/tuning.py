@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.model.evaluating import evaluating
 from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
@@ -116,7 +116,7 @@ def tune_scales(
         layer.scale = _tuned(layer, first[name], logarithms[name].detach())
     (after,) = divergences(model, [small], check)
     gain, error = mean_and_error([a - b for a, b in zip(before, after, strict=True)])
-    improved = gain - reach(error, len(check)) > 0
+    improved = gain - interval_half_width(error, len(check)) > 0
     if not improved:
         for name, layer in layers.items():
             layer.scale = first[name]

@@ -10,7 +10,7 @@ from wakeful.reports.html import write_page
 from wakeful.reports.result import StoredResult
 from wakeful.runs.run import Run
 from wakeful.training import report_comparison
-from wakeful.variants.plugins import verb_of
+from wakeful.variants.plugins import load_plugin_verb
 
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
@@ -53,7 +53,7 @@ def report(
     kinds = [Run.open(path).header.kind for path in paths]
     if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
         raise WakefulError("--baseline and --only are for training runs and comparisons")
-    verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
+    verb = load_plugin_verb(kinds[0]) if len(set(kinds)) == 1 else None
     if verb is not None and verb.report is not None:  # an installed package's
         if table:
             raise WakefulError(f"--table is for runs, comparisons and inheritances, not {kinds[0]}")

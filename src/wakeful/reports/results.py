@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.estimates import INTERVAL, to_error, with_error
+from wakeful.estimates import INTERVAL, format_estimate, round_to_error
 from wakeful.reports.charts import csv_text
 from wakeful.runs.run import disk_errors, replace_atomically
 
@@ -81,8 +81,8 @@ def _format_figure(row: Mapping[str, Any], name: str) -> str:
         return "–"
     sign = "+" if name.startswith(("difference", "minus")) else ""
     if low is None or high is None or not math.isfinite(high - low) or high == low:
-        return with_error(value, None, sign)
-    middle, *ends = (to_error(bound, (high - low) / 2, sign) for bound in (value, low, high))
+        return format_estimate(value, None, sign)
+    middle, *ends = (round_to_error(bound, (high - low) / 2, sign) for bound in (value, low, high))
     return f"{middle} [{', '.join(ends)}]"
 
 

@@ -42,7 +42,7 @@ from wakeful.optim.saved import (
     to_json,
 )
 from wakeful.optim.schedule_free import evaluation_weights, restore_weights
-from wakeful.paths import part_beside
+from wakeful.paths import temporary_path_beside
 from wakeful.runs import shards
 from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.run import disk_errors, read_record, save_tensors
@@ -119,7 +119,7 @@ def save_checkpoint(
         WakefulError: the disk is full; older checkpoints are kept.
     """
     final = folder / f"step-{progress.step:08d}"
-    part = folder / world.gather(part_beside(final).name)[0]
+    part = folder / world.gather(temporary_path_beside(final).name)[0]
     packed = optimizer.state_dict()
     try:
         with disk_errors(final), evaluation_weights(optimizer) as trained:

@@ -36,10 +36,10 @@ from torch import Tensor
 
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
-from wakeful.errors import WakefulError, first_line, nearest_path
-from wakeful.guard import guarded
-from wakeful.paged import Paged, let_go, plain
-from wakeful.paths import part_beside
+from wakeful.errors import WakefulError, did_you_mean_path, first_line
+from wakeful.guard import wrap_errors
+from wakeful.paged import Paged, release_pages, to_plain_tensor
+from wakeful.paths import temporary_path_beside
 from wakeful.variants.discovery import suggest_files
 from wakeful.version import __version__
 
@@ -146,7 +146,7 @@ class Run:
         final = cls(path)
         final.refuse_existing(kind)
         via_temporary = not final.path.is_dir()
-        part = part_beside(final.path)
+        part = temporary_path_beside(final.path)
         run = cls(part if via_temporary else path)
         try:
             with disk_errors(final.path):
@@ -201,7 +201,8 @@ class Run:
         """The contents of run.json."""
         if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
             raise WakefulError(
-                f"{self.path} is not a run directory{nearest_path(self.path)}: it has no run.json"
+                f"{self.path} is not a run directory{did_you_mean_path(self.path)}: it has no "
+                "run.json"
             )
         return self.read(Header, "run.json")
 
@@ -396,7 +397,7 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
         raise WakefulError(f"{path} is missing: is the run finished?")
     import pyarrow.parquet  # noqa: PLC0415 - not every command reads a table
 
-    with guarded(f"{path} cannot be read"), pyarrow.parquet.ParquetFile(path) as table:
+    with wrap_errors(f"{path} cannot be read"), pyarrow.parquet.ParquetFile(path) as table:
         rows, schema = table.metadata.num_rows, table.schema_arrow
         if rows > _MOST_ROWS:
             raise WakefulError(
@@ -473,7 +474,7 @@ def _is_plain(path: Path) -> bool:
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what is written there replaces `path` at the end."""
-    temporary = part_beside(path.absolute())
+    temporary = temporary_path_beside(path.absolute())
     try:
         with disk_errors(path):
             yield temporary
@@ -499,7 +500,7 @@ def save_tensors(
     save_file(_separate_tensors(tensors), path, metadata)
     for tensor in tensors.values():
         if isinstance(tensor, Paged):
-            let_go(tensor.stored)
+            release_pages(tensor.stored)
     path.chmod(mode)
 
 
@@ -510,7 +511,7 @@ def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors_alone: dict[str, Tensor] = {}
     used: dict[int, list[tuple[int, int]]] = {}
     for name, any_tensor in tensors.items():
-        tensor = plain(any_tensor).contiguous()
+        tensor = to_plain_tensor(any_tensor).contiguous()
         begin = tensor.data_ptr()
         end, there = begin + tensor.nbytes, used.setdefault(tensor.untyped_storage().data_ptr(), [])
         shared = any(begin < last and first < end for first, last in there)

@@ -33,7 +33,7 @@ from wakeful.model.rebuild import rebuild_decoder
 from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, LearnedRotation, Rotation, rotation_of
-from wakeful.paged import as_stored, by_rows, in_memory
+from wakeful.paged import parameters_in_memory, split_rows, stored_tensor
 from wakeful.parts.orthoadam import generator_for
 from wakeful.routes.base import ValueRoute
 from wakeful.variants.roles import Role, roles_of
@@ -91,7 +91,7 @@ def rotate(
     for names in _parts(turned) if stream else _each_block(turned):
         modules = [turned.get_submodule(name[:-1]) for name in names]
         inside = {module for part in modules for module in part.modules()}
-        with in_memory(*modules):
+        with parameters_in_memory(*modules):
             for norm, reading in readers:
                 if norm in inside:
                     _fold_norm(norm, reading)
@@ -244,7 +244,7 @@ def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
             norm.bias.copy_(bias.double() / scale.double())  # pyright: ignore
     if scale is not None:
         for reader in readers:
-            for rows in by_rows(reader.weight):
+            for rows in split_rows(reader.weight):
                 rows.copy_(rows.double() * scale.double())
 
 
@@ -302,7 +302,7 @@ def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, cent
     weight = decoder.get_parameter(name)
     writes = role.residual == 0
     bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None) if writes else None
-    parts = by_rows(weight.T if writes else weight)
+    parts = split_rows(weight.T if writes else weight)
     for part in parts if bias is None else (*parts, bias):
         rows = part.double()
         if centered and (writes or role.embedding):
@@ -328,7 +328,7 @@ def _check_logits_kept(before: Decoder, after: Decoder, kind: Rotation | str) ->
     """Raise `WakefulError` if the logits changed: a user's part may not commute."""
     config = before.config
     check_same(
-        before, after, before.embed.weight, as_stored(before.embed.weight).dtype, "the logits",
+        before, after, before.embed.weight, stored_tensor(before.embed.weight).dtype, "the logits",
         f"under {kind}: model.route = {config.route}, model.depth = {config.depth} or model.norm = "
         f"{config.norm} does not commute with a rotation",
         length=max(config.relaxed_prefix, min(64, config.context)),

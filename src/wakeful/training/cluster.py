@@ -22,7 +22,7 @@ from typing import Any
 from wakeful.config.rules import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.data.tasks.base import task_of
-from wakeful.device import choose_device, rough_seconds
+from wakeful.device import choose_device, estimate_seconds
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.distributed import set_signal_handler
 from wakeful.runs.run import await_release, disk_errors, is_done, lock_file, refuse_link
@@ -31,7 +31,7 @@ from wakeful.training.loop import train_run
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
 from wakeful.variants import build_call
-from wakeful.variants.plugins import optional
+from wakeful.variants.plugins import import_optional
 
 TRIES = 3
 """Consecutive jobs of one run that may end without having saved a step."""
@@ -206,7 +206,7 @@ class _Queue:
         self.faults: dict[str, str] = {}
         self.tries: collections.Counter[str] = collections.Counter()
         self.saved: dict[str, set[str]] = {}
-        self.speed = rough_seconds(1.0, choose_device("auto")) if rows else 0.0
+        self.speed = estimate_seconds(1.0, choose_device("auto")) if rows else 0.0
 
     def take_batch(self) -> list[Work]:
         """Take the next job's rows: those that may begin, in order, up to a worker's share.
@@ -400,7 +400,7 @@ def _job_results(submitit: Any, job: Any, batch: Sequence[Work]) -> list[JobResu
 
 
 def _import_submitit() -> Any:
-    return optional("submitit", extra="cluster", wants="--cluster")
+    return import_optional("submitit", extra="cluster", wants="--cluster")
 
 
 def _local_cluster(

@@ -11,7 +11,7 @@ import polars as pl
 
 from wakeful.config.rows import config_differences
 from wakeful.config.schema import Config
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.probes.base import block_outputs
 from wakeful.runs.records import DataFacts, RunSummary, ValidationRow, rows
 from wakeful.runs.run import (
@@ -124,7 +124,7 @@ class ComparedRuns:
         if name not in self.variants:
             raise WakefulError(
                 f"{option} = {name!r} is none of the variants with a finished run: "
-                f"{', '.join(self.variants)}{nearest(name, self.variants)}"
+                f"{', '.join(self.variants)}{did_you_mean(name, self.variants)}"
             )
 
     @property

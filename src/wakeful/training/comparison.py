@@ -11,12 +11,12 @@ from wakeful.config.reading import FigureFormat, TableFormat
 from wakeful.config.rows import rows_of
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, chosen_variants
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.reports.html import write_page
 from wakeful.reports.result import ResultPage
 from wakeful.reports.results import interval_columns
 from wakeful.reports.value import Report
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import DisplayFactory, default_display
 from wakeful.training.compared import ComparedRuns as Compared
 from wakeful.training.compared import read_comparison
@@ -60,7 +60,7 @@ class Comparison(ResultPage):
         return comparison_report(self.compared)
 
 
-@ordinary_switches()
+@default_torch_state()
 def compare(
     *configs: Config | Mapping[str, Any] | str | Path,
     seeds: Sequence[int] = (),
@@ -108,7 +108,7 @@ def compare(
     if baseline and baseline not in variants:
         raise WakefulError(
             f"baseline = {baseline!r} is none of the variants {', '.join(variants)}"
-            f"{nearest(baseline, variants)}"
+            f"{did_you_mean(baseline, variants)}"
         )
     for seed in seeds:
         if not 0 <= seed < 2**63:

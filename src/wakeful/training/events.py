@@ -12,7 +12,7 @@ from typing import Any
 from wakeful.config.schema import Config, config_to_table
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
-from wakeful.variants.plugins import optional
+from wakeful.variants.plugins import import_optional
 
 Write = Callable[[Mapping[str, Any]], None]
 _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
@@ -22,7 +22,7 @@ _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 def wanted_packages(config: Config) -> dict[str, Any]:
     """Return the packages, by name, that write the copies that are wanted; refuse missing ones."""
     return {
-        name: optional(name, extra=name, wants=f"train.{name}", module=module)
+        name: import_optional(name, extra=name, wants=f"train.{name}", module=module)
         for name, (module, _) in _PACKAGES.items()
         if getattr(config.train, name)
     }

@@ -11,7 +11,7 @@ import torch
 
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
-from wakeful.estimates import finite
+from wakeful.estimates import finite_or_none
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import generate_tokens
@@ -53,9 +53,9 @@ def quantization_damage(
         damage = measure_damage(config.name, decoder, forms, sequences)
     return {
         scheme: {
-            "perplexity": finite(damage.perplexity(scheme)[0]),
-            "increase": finite(damage.increase(scheme)[0]),
-            "divergence": finite(damage.divergence(scheme)[0]),
+            "perplexity": finite_or_none(damage.perplexity(scheme)[0]),
+            "increase": finite_or_none(damage.increase(scheme)[0]),
+            "divergence": finite_or_none(damage.divergence(scheme)[0]),
         }
         for scheme in settings.schemes
     }

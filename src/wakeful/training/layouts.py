@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.reports.value import Section
 from wakeful.training.compared import ComparedRuns
-from wakeful.variants.plugins import entries
+from wakeful.variants.plugins import group_entry_points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Layout(Protocol):
 
 def layouts() -> Mapping[str, Layout]:
     """Return every layout of the installed packages, by name."""
-    return ChainMap(*(point.load() for point in entries("layouts").values()))
+    return ChainMap(*(point.load() for point in group_entry_points("layouts").values()))
 
 
 def layout_of(name: str) -> Layout:
@@ -50,7 +50,7 @@ def layout_of(name: str) -> Layout:
     installed = layouts()
     if name not in installed:
         raise WakefulError(
-            f"layouts: no layout {name[:80]!r}{nearest(name, installed)}"
+            f"layouts: no layout {name[:80]!r}{did_you_mean(name, installed)}"
             + ("" if installed else "; no installed package brings any")
         )
     return installed[name]

@@ -18,7 +18,7 @@ from wakeful.config.tables import to_table
 from wakeful.data.base import Data
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import peak_operations, rough_seconds
+from wakeful.device import estimate_seconds, peak_operations
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import set_rate, warmup_cosine
@@ -47,7 +47,7 @@ from wakeful.training.setup import Training, admit_parts, check_parts, resolve_c
 from wakeful.training.size import operations_of
 from wakeful.training.validation import best_loss, validate
 from wakeful.training.watching import record_diagnosis
-from wakeful.variants import modules_named
+from wakeful.variants import external_module_files
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -215,7 +215,7 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
     """Make the run directory, with a checkpoint of the initial weights if given."""
     config, data = training.config, training.data
     origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
-    origin |= {"modules": modules_named(to_table(config)), "folder": os.getcwd()}
+    origin |= {"modules": external_module_files(to_table(config)), "folder": os.getcwd()}
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", environment(training.device, training.world.size))
@@ -378,7 +378,7 @@ def _announce_run(training: Training, first: int) -> None:
     size = training.decoder.num_parameters()["total"]
     # A forward and a backward pass take about six operations a parameter and token.
     operations = 6 * size * tokens_per_step * remaining / training.world.size
-    seconds = rough_seconds(operations, device, getattr(torch, config.train.dtype))
+    seconds = estimate_seconds(operations, device, getattr(torch, config.train.dtype))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     unknown = f"; unknown device {gpu}: no MFU" if gpu and peak_operations(gpu) is None else ""
     training.show.begin(

@@ -79,7 +79,7 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
     """
     size, remedy = teacher.decoder().config.vocab_size, "distill between models of one tokenizer"
     try:
-        teacher_tokenizer = teacher.own_tokenizer.inner
+        teacher_tokenizer = teacher.wakeful_tokenizer.inner
     except WakefulError:
         if size == tokenizer.vocab_size:
             return

@@ -12,12 +12,12 @@ from wakeful.config.schema import config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.estimates import (
     INTERVAL,
+    format_interval,
+    format_perplexity,
+    interval_half_width,
     mean_and_error,
-    reach,
+    round_to_error,
     student_quantile,
-    to_error,
-    with_interval,
-    with_perplexity,
 )  # fmt: skip
 from wakeful.reports.value import (
     Cell,
@@ -81,9 +81,9 @@ def _compare_loss(comparison: ComparedRuns, variant: str) -> tuple[float, str, s
     """
     difference, error = tables.paired_difference(comparison, variant)
     count = tables.pairs_counted(comparison, variant)
-    sure = abs(difference) > reach(error, count)
+    sure = abs(difference) > interval_half_width(error, count)
     side = ("lower" if difference < 0 else "higher") if sure else ""
-    return difference, with_interval(difference, error, count, "+"), side
+    return difference, format_interval(difference, error, count, "+"), side
 
 
 def _sink_sentence(growth: Sequence[tables.Growth]) -> list[str]:
@@ -98,7 +98,7 @@ def _sink_sentence(growth: Sequence[tables.Growth]) -> list[str]:
     }
     variants_by_outcome = {
         outcome: [
-            f"{g.variant} ({with_interval(*g.after, g.seeds)})"
+            f"{g.variant} ({format_interval(*g.after, g.seeds)})"
             for g in growth
             if g.outcome == outcome
         ]
@@ -136,7 +136,7 @@ def comparison_headline(comparison: ComparedRuns) -> str:
     base, variants = comparison.baseline, comparison.variants[1:]
     if not variants:
         loss = tables.summary_table(comparison).row(0, named=True)
-        ends = with_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
+        ends = format_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
         return f"{base} ends at validation loss {ends} nats per token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
     variants = [variant for variant in variants if comparison.pairs(variant)]
@@ -236,7 +236,7 @@ def _domain_section(comparison: ComparedRuns) -> Iterator[Section]:
     for variant in comparison.variants:
         domains = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
         means = [mean_and_error([part[name] for part in domains]) for name in names]
-        rows.append([variant, *(with_interval(*mean, len(domains)) for mean in means)])
+        rows.append([variant, *(format_interval(*mean, len(domains)) for mean in means)])
     yield Section("Loss by domain", [
         Table(["variant", *names], rows, "Validation loss on each part of the mixture"),
         Text("Nats per token over the held-out text of each part of the mixture, means over seeds. "
@@ -323,7 +323,7 @@ def _final_section(comparison: ComparedRuns) -> Section:
     for row in tables.summary_table(comparison).iter_rows(named=True):
         variant = row["variant"]
         count = tables.pairs_counted(comparison, variant)
-        difference = with_interval(row["difference"], row["difference_error"], count, "+")
+        difference = format_interval(row["difference"], row["difference_error"], count, "+")
         if variant == base:
             difference = "baseline"
         elif math.isnan(row["difference"]):  # it shares no seed with the baseline
@@ -339,9 +339,9 @@ def _final_section(comparison: ComparedRuns) -> Section:
         rows.append([
             variant,
             *([str(row["seeds_used"])] if several else []),
-            with_interval(row["loss"], row["loss_error"], row["errors_of"]),
+            format_interval(row["loss"], row["loss_error"], row["errors_of"]),
             difference,
-            with_perplexity(row["loss"], row["loss_error"], row["errors_of"]),
+            format_perplexity(row["loss"], row["loss_error"], row["errors_of"]),
             Cell(f"{row['parameters']:,}", _times(row["parameters_ratio"])),
             Cell(f"{row['cache_bytes']:,}", _times(row["cache_ratio"])),
             Cell(rough(statistics.median(speeds)),
@@ -371,7 +371,7 @@ def _times(ratio: float | None) -> str:
 def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
     """Return a ratio with the digits that its spread allows; two without a spread."""
     error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
-    return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
+    return round_to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
 
 
 def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
@@ -380,9 +380,9 @@ def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
         return
     bands_note = ", bands 95% confidence intervals over seeds" if len(comparison.seeds) > 1 else ""
     rows = [
-        [growth.variant, with_interval(*growth.before, growth.seeds),
-         with_interval(*growth.after, growth.seeds),
-         with_interval(*growth.change, growth.seeds, "+"), growth.outcome]
+        [growth.variant, format_interval(*growth.before, growth.seeds),
+         format_interval(*growth.after, growth.seeds),
+         format_interval(*growth.change, growth.seeds, "+"), growth.outcome]
         for growth in tables.sink_growth(comparison)
     ]  # fmt: skip
     curves_note = _which_curves(comparison)

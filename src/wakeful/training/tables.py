@@ -16,11 +16,11 @@ import polars as pl
 from wakeful.config.rows import flat
 from wakeful.estimates import (
     Estimate,
-    interval,
+    confidence_interval,
+    interval_half_width,
     mean_and_error,
     mean_paired_difference,
     perplexity,
-    reach,
     student_quantile,
 )  # fmt: skip
 from wakeful.training.compared import ComparedRuns, Pairs, TrainedRun
@@ -45,9 +45,9 @@ def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
         losses = [mean_loss(run.validation) for run in runs]
         loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
         count = len(runs) if len(runs) > 1 else len(runs[0].validation)
-        low, high = interval(loss, error, count)
+        low, high = confidence_interval(loss, error, count)
         difference, difference_error = paired_difference(comparison, variant)
-        ends = interval(difference, difference_error, pairs_counted(comparison, variant))
+        ends = confidence_interval(difference, difference_error, pairs_counted(comparison, variant))
         summaries = [run.summary for run in runs]
         rows.append(
             {
@@ -241,7 +241,7 @@ def sink_growth(comparison: ComparedRuns) -> list[Growth]:
             continue
         change = mean_and_error([after - before for before, after in ends])
         outcome = "not resolved"
-        if abs(change[0]) > reach(change[1], len(ends)):
+        if abs(change[0]) > interval_half_width(change[1], len(ends)):
             outcome = "grows" if change[0] > 0 else "shrinks"
         before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
         growth.append(Growth(variant, before, after, change, len(ends), outcome))

@@ -14,7 +14,7 @@ from wakeful.reports.result import StoredResult, first_process_display
 from wakeful.reports.value import Report
 from wakeful.runs.distributed import join_processes
 from wakeful.runs.run import Run as Directory
-from wakeful.switches import ordinary_switches
+from wakeful.switches import default_torch_state
 from wakeful.terminal.display import DisplayFactory
 from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run as train_into
@@ -55,7 +55,7 @@ class TrainingRun(StoredResult):
         return comparison_report(read_comparison(self.path))
 
 
-@ordinary_switches()
+@default_torch_state()
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,

@@ -10,7 +10,7 @@ from torch import Tensor
 from wakeful.data.order import ValidationWindows, documents_of
 from wakeful.data.tokens import Tokens
 from wakeful.errors import Diverged
-from wakeful.estimates import Estimate, finite, weighted_mean
+from wakeful.estimates import Estimate, finite_or_none, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.runs.records import ValidationRow
@@ -124,12 +124,12 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow
     row = ValidationRow(
         step=step,
         loss=loss,
-        standard_error=finite(error),
+        standard_error=finite_or_none(error),
         num_windows=len(frame),
         num_tokens=int(frame["tokens"].sum()),
         optimal_loss=best,
         excess_loss=excess,
-        excess_standard_error=finite(excess_error),
+        excess_standard_error=finite_or_none(excess_error),
         domains=domains,
     )
     training.record(row)

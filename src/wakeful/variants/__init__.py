@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful.variants.discovery import (
-    classes,
+    external_object,
     module_files,
-    outside_object,
+    package_classes,
     qualified_name,
-    register,
+    register_external_class,
 )
 from wakeful.variants.roles import HasRoles, Role
 
@@ -57,7 +57,7 @@ class Variant(HasRoles):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        register(cls)
+        register_external_class(cls)
 
     def __str__(self) -> str:
         parts = []
@@ -88,11 +88,11 @@ class FieldVariant(Variant):
 
 
 @cache
-def variants(folder: str) -> dict[str, type[Variant]]:
+def variants_by_name(folder: str) -> dict[str, type[Variant]]:
     """Return every variant of a folder ("routes", "ropes", "optim.rotations" ...) by name."""
     return {
         variant_name(kind): kind
-        for kind in classes(folder)
+        for kind in package_classes(folder)
         if issubclass(kind, Variant) and "examples" in vars(kind)
     }
 
@@ -157,14 +157,14 @@ def expression_of(folder: str, part: Variant) -> str:
     return expression
 
 
-def foreign_names(expression: str) -> list[str]:
+def external_names(expression: str) -> list[str]:
     """Return every `module:Name` in an expression."""
     return [match[2] for match in _FOREIGN.finditer(expression) if match[2] is not None]
 
 
-def modules_named(*values: object) -> dict[str, str]:
+def external_module_files(*values: object) -> dict[str, str]:
     """Return the files of the imported modules that the strings of tables name, by module."""
-    return module_files(name for text in _strings(values) for name in foreign_names(text))
+    return module_files(name for text in _strings(values) for name in external_names(text))
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -235,13 +235,13 @@ class _Reading:
         name = self._unparse(call.func)
         target = functions.get(called)
         if called in self.foreign:
-            target = outside_object(name, imports=self.imports)
+            target = external_object(name, imports=self.imports)
             if not callable(target):
                 raise WakefulError(f"{self.title}={name!r} is neither a class nor a function")
         if target is None:
             raise WakefulError(
                 f"{self.title}={name!r} is not one of {', '.join(functions)}"
-                f"{nearest(name, functions)}"
+                f"{did_you_mean(name, functions)}"
             )
         if call.args:
             raise WakefulError(f"{name}: name the option that is {self._unparse(call.args[0])}")
@@ -271,7 +271,7 @@ class _Reading:
                 )
                 raise WakefulError(
                     f"{name} has no option {keyword.arg!r}"
-                    f"{nearest(str(keyword.arg), options)}; {allowed}"
+                    f"{did_you_mean(str(keyword.arg), options)}; {allowed}"
                 )
             if keyword.arg in keywords:
                 raise WakefulError(f"{name}: {keyword.arg} is given twice in {self.expression!r}")
@@ -281,16 +281,16 @@ class _Reading:
     def _kind(self, name: str, inside: bool) -> type[Variant]:
         if name in self.foreign:
             return self._foreign_kind(self.foreign[name])
-        kinds = variants(self.folder)
+        kinds = variants_by_name(self.folder)
         if name not in kinds:
             noun, named = _allowed_kinds(self.folder, inside)
             raise WakefulError(
-                f"unknown {noun} {name!r}{nearest(name, kinds)}; there are {', '.join(named)}"
+                f"unknown {noun} {name!r}{did_you_mean(name, kinds)}; there are {', '.join(named)}"
             )
         return kinds[name]
 
     def _foreign_kind(self, name: str) -> type[Variant]:
-        kind = outside_object(name, imports=self.imports)
+        kind = external_object(name, imports=self.imports)
         bases = _bases(self.folder)
         if not isinstance(kind, type) or not issubclass(kind, bases):
             reason = "there is no such class" if kind is None else "it is not one"
@@ -332,7 +332,7 @@ class _Reading:
 def _bases(folder: str) -> tuple[type[Variant], ...]:
     return tuple(
         kind
-        for kind in classes(folder)
+        for kind in package_classes(folder)
         if issubclass(kind, Variant)
         and "examples" not in vars(kind)
         and not kind.__name__.startswith("_")
@@ -349,7 +349,7 @@ def _allowed_kinds(folder: str, inside: bool) -> tuple[str, list[str]]:
 
     A folder may hold parts of its variants too, such as the grids of schemes.
     """
-    noun, kinds, bases = _noun(folder), variants(folder), _bases(folder)
+    noun, kinds, bases = _noun(folder), variants_by_name(folder), _bases(folder)
     mains = tuple(base for base in bases if base.__name__.lower() == noun)
     parts = tuple(base for base in bases if not issubclass(base, mains)) if mains else ()
     if not parts:

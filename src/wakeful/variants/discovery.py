@@ -45,7 +45,7 @@ _OUTSIDE: dict[str, object] = {}
 purpose adds nothing to it: `os:system` in a file is a name that is not there."""
 
 
-def classes(folder: str) -> Iterator[type]:
+def package_classes(folder: str) -> Iterator[type]:
     """Yield every class of the package `wakeful.folder`: its own, then its files' by their names.
 
     A folder inside another is written with a dot ("optim.rotations").
@@ -59,13 +59,13 @@ def classes(folder: str) -> Iterator[type]:
                 yield value
 
 
-def register(kind: type) -> None:
+def register_external_class(kind: type) -> None:
     """Add a class from outside the package to the table, by its module and name."""
     if name := qualified_name(kind):
         _OUTSIDE[name] = kind
 
 
-def outside_object(name: str, *, imports: bool) -> object:
+def external_object(name: str, *, imports: bool) -> object:
     """Return the object `module:Name` from outside the package; None if there is no such name.
 
     A name that the user wrote (`imports`), or whose module the user trusts, is added to the table,
@@ -98,7 +98,7 @@ def consent_entry(module: str) -> str:
 
 
 @contextlib.contextmanager
-def trusting(entries: Sequence[str]) -> Iterator[None]:
+def trust_modules(entries: Sequence[str]) -> Iterator[None]:
     """Let files name these modules, given by name or by file, until the context ends.
 
     Raises:

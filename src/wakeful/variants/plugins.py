@@ -40,26 +40,30 @@ class Verb:
 
 
 @cache
-def entries(group: str) -> Mapping[str, EntryPoint]:
+def group_entry_points(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of `wakeful.GROUP` by their names."""
     return {point.name: point for point in entry_points(group=f"wakeful.{group}")}
 
 
-def verb_of(name: str) -> Verb | None:
+def load_plugin_verb(name: str) -> Verb | None:
     """Return a verb that an installed package adds, if one adds any of that name."""
-    point = entries("verbs").get(name)
+    point = group_entry_points("verbs").get(name)
     return point.load() if point else None
 
 
 def preset_folders() -> list[Path]:
     """Return the folders of presets of installed packages, whose top packages are imported."""
-    specs = (importlib.util.find_spec(point.module) for point in entries("presets").values())
+    specs = (
+        importlib.util.find_spec(point.module) for point in group_entry_points("presets").values()
+    )
     return [
         Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()
     ]
 
 
-def optional(package: str, *, extra: str, wants: str, module: str = "", otherwise: str = "") -> Any:
+def import_optional(
+    package: str, *, extra: str, wants: str, module: str = "", otherwise: str = ""
+) -> Any:
     """Return the module of a package that only an extra of wakeful's installs.
 
     Raises:

@@ -95,7 +95,7 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
     return {name: role for _, parameters in _walk(model) for name, _, role in parameters}
 
 
-def mark(model: nn.Module) -> None:
+def mark_roles(model: nn.Module) -> None:
     """Mark every parameter that a module of the model declares with its role."""
     for _ in _marking(model):
         pass

@@ -25,7 +25,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
 from wakeful.config.tables import TomlTable, from_table, merged, parse_toml
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, did_you_mean
 from wakeful_papers.exhibits.outcomes import Claimed
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
 
@@ -284,7 +284,7 @@ def _meant(name: str) -> str:
         wanted = next(iter(get_close_matches(wanted, own.values(), n=1)), "")
     found = [known for known, last in own.items() if _begins(wanted, last)]
     if "/" in name or not found:
-        return nearest(name, own)
+        return did_you_mean(name, own)
     whole = [known for known in found if own[known] == wanted]
     papers = {known.partition("/")[0] for known in whole}
     found = [known for known in found if known in whole or known.partition("/")[0] not in papers]

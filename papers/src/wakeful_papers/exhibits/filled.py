@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.training.compared import ComparedRuns
 from wakeful_papers.exhibits.run_figures import figure_of
 from wakeful_papers.exhibits.table import PublishedTable
@@ -95,7 +95,7 @@ def separated(gaps: Sequence[float]) -> bool:
     if not gaps:
         return False
     mean, error = mean_and_error(gaps)
-    return abs(mean) > reach(error, len(gaps))
+    return abs(mean) > interval_half_width(error, len(gaps))
 
 
 def by_seed(comparison: ComparedRuns, variant: str, name: str) -> dict[int, float]:

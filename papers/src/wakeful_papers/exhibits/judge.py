@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from wakeful.estimates import mean_and_error, reach, with_error
+from wakeful.estimates import format_estimate, interval_half_width, mean_and_error
 from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
 from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, Claim, Exhibit, Premise, Scale
 from wakeful_papers.exhibits.outcomes import Claimed, Outcome, outcome_of
@@ -128,7 +128,7 @@ class _Pair:
         if pairs:
             mean, spread = mean_and_error([a - b for a, b in pairs])
             if not math.isnan(spread):
-                error, beyond = spread, reach(spread, len(pairs))
+                error, beyond = spread, interval_half_width(spread, len(pairs))
                 low, high = mean - beyond, mean + beyond
         groups = self.exhibit.groups
         label = groups[self.group].label if self.group in groups else ""
@@ -196,7 +196,7 @@ class _Pair:
         theirs = self._pairs(baseline)
         if self._outcome(theirs) != "confirmed":
             return told
-        value = with_error(*mean_and_error([value for value, _ in theirs]))
+        value = format_estimate(*mean_and_error([value for value, _ in theirs]))
         return _not_applicable(told, f"{baseline} passes too, with {value}")
 
     def _held_to_premise(self, told: Verdict) -> Verdict:
@@ -218,7 +218,7 @@ class _Pair:
             return replace(told, because=f"whether there is {premise.says} was not measured")
         (_, row), values = next(iter(measured.items()))
         mean = mean_and_error(values)
-        value = f"{premise.figure} of {row} is {with_error(*mean)}, {premise.bar}"
+        value = f"{premise.figure} of {row} is {format_estimate(*mean)}, {premise.bar}"
         told = replace(
             told, premise=mean[0], because=told.because or f"{premise.says}: {value}"
         )  # fmt: skip
@@ -241,6 +241,6 @@ def _absent(premise: Premise, values: Sequence[float], *, surely: bool) -> bool:
     seed is infinite.
     """
     mean, error = mean_and_error(values)
-    beyond = reach(error, len(values)) if surely else 0.0
+    beyond = interval_half_width(error, len(values)) if surely else 0.0
     edges = (mean - beyond, mean + beyond)
     return not math.isnan(beyond) and not any(map(premise.shown, edges))

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from wakeful.estimates import Estimate, reach
+from wakeful.estimates import Estimate, interval_half_width
 
 Direction = Literal["lower", "higher", "same"]
 Claimed = Literal["lower", "higher", "same", "not higher", "not lower"]
@@ -22,7 +22,7 @@ def outcome_of(
     """
     if difference is None:
         return "not resolved"
-    beyond = reach(difference[1], seeds)  # infinite for a single seed
+    beyond = interval_half_width(difference[1], seeds)  # infinite for a single seed
     low, high = difference[0] - beyond, difference[0] + beyond
     confirmed, reverse = {
         "same": (-margin <= low and high <= margin, low > margin or high < -margin),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.training.compared import ComparedRuns, TrainedRun
 from wakeful.training.tables import paired_difference
 from wakeful_papers.exhibits.figures import validation_curve
@@ -114,7 +114,7 @@ def _ranking(
         overall = mean_and_error([each.get(seed, math.nan) for seed in seeds])
         rows.append(Ranked(
             variant=variant, groups=_means(mine, "group"), overall=overall,
-            reach=reach(overall[1], len(seeds)),
+            reach=interval_half_width(overall[1], len(seeds)),
             difference=paired_difference(comparison, variant), same_time=timed.get(variant),
         ))  # fmt: skip
     fronts = (

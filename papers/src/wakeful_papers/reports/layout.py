@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from wakeful.estimates import with_error
+from wakeful.estimates import format_estimate
 from wakeful.reports.value import Cell, Chart, Section, SideBySide, Table, Text, terms
 from wakeful.training import tables
 from wakeful.training.compared import ComparedRuns
@@ -81,8 +81,8 @@ def _ranks(comparison: ComparedRuns, ranking: Ranking) -> Section:
         rank = f"{row.overall[0]:.1f}" + (f" ± {row.reach:.1f}" if several else "")
         losses = ["baseline"] * 2
         if row.variant != comparison.baseline:
-            losses = [with_error(*row.difference, "+"),
-                      with_error(*row.same_time, "+") if row.same_time else "–"]  # fmt: skip
+            losses = [format_estimate(*row.difference, "+"),
+                      format_estimate(*row.same_time, "+") if row.same_time else "–"]  # fmt: skip
         groups = (
             f"{row.groups[each]:.1f}" if each in row.groups else "–" for each in ranking.groups
         )

@@ -7,7 +7,7 @@ from typing import get_args
 
 from wakeful.config.schema import config_to_toml
 from wakeful.device import H100
-from wakeful.estimates import mean_and_error, to_error, with_error
+from wakeful.estimates import format_estimate, mean_and_error, round_to_error
 from wakeful.reports.value import (
     BulletList,
     Cell,
@@ -106,10 +106,10 @@ def found_of(verdict: Verdict) -> tuple[str, str]:
     """
     if verdict.difference is None:
         return "not measured", ""
-    found = with_error(verdict.difference, verdict.error, "+")
+    found = format_estimate(verdict.difference, verdict.error, "+")
     if verdict.error is None:
         return f"{found}, one seed", ""
-    edges = (to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
+    edges = (round_to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
     return found, " to ".join(edges)
 
 
@@ -279,7 +279,7 @@ def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:
                 values = values_of(results, group, row, name)
                 printed = exhibit.table.cells.get((named(exhibit, group, row), name))
                 under = [f"paper {_number(printed)}"] if isinstance(printed, int | float) else []
-                value = with_error(*mean_and_error(values)) if values else "–"
+                value = format_estimate(*mean_and_error(values)) if values else "–"
                 cells.append(Cell(value, under=under))
             rows.append([exhibit.table.labels.get(row, row), *cells])
         label = exhibit.groups[group].label if group in exhibit.groups else ""

@@ -3,7 +3,7 @@
 from transformers import AutoConfig
 
 from wakeful.errors import WakefulError
-from wakeful.guard import guarded
+from wakeful.guard import wrap_errors
 from wakeful.hf.checkpoint_reader import UNPACKED, Shards, quantization_method, read_config
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hub import hub_or_cache
@@ -67,5 +67,5 @@ def found(source: str) -> Location:
 
 
 def _check_hub(name: str) -> None:
-    with guarded(unknown_model(name)), hub_or_cache():
+    with wrap_errors(unknown_model(name)), hub_or_cache():
         AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -19,11 +19,11 @@ from wakeful.config.keywords import options_from
 from wakeful.config.reading import LENGTH, FigureFormat
 from wakeful.config.tables import to_table
 from wakeful.data.tokens import is_prepared
-from wakeful.device import H100, choose_device, free_memory, rough_seconds
-from wakeful.errors import Interrupted, WakefulError, nearest
+from wakeful.device import H100, choose_device, estimate_seconds, free_memory
+from wakeful.errors import Interrupted, WakefulError, did_you_mean
 from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.task_set import read_tasks
-from wakeful.loading.reading import evaluation_data
+from wakeful.loading.reading import open_evaluation_data
 from wakeful.reports.charts import Drawing, save_figures
 from wakeful.reports.html import write_page
 from wakeful.reports.result import StoredResult
@@ -240,7 +240,7 @@ def planned(found: Exhibit, options: ReproduceOptions) -> Plan:
     for name in found.probes:
         known = (*PROBES, GRADIENTS, *OF_DECODER)
         if name not in known:
-            raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, known)}")
+            raise WakefulError(f"{found.name}: no probe {name!r}{did_you_mean(name, known)}")
     for expression in _expressions(found):
         check_figure(expression)
     return plan
@@ -361,7 +361,7 @@ def _told(total: Total, options: ReproduceOptions) -> str:
     memory, disk = _size(total.memory), _size(total.disk)
     if cluster and cluster.engine != "local":
         return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
-    seconds = rough_seconds(total.operations, choose_device(options.device or "auto"))
+    seconds = estimate_seconds(total.operations, choose_device(options.device or "auto"))
     return (
         f"{told} {format_duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
     )
@@ -434,7 +434,7 @@ def _prepare(plan: Plan, show: Display) -> None:
     read += [plan.config.data.source] if plan.existing else []
     for source in dict.fromkeys(read):
         if not source.startswith("hf:"):
-            evaluation_data(source, LENGTH)
+            open_evaluation_data(source, LENGTH)
 
 
 def _work(
@@ -495,7 +495,7 @@ def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
         for scale in SCALES
     }
     plans = {scale: list[Plan]() for scale in SCALES}
-    speed = rough_seconds(1.0, choose_device(wanted.device or "auto"))
+    speed = estimate_seconds(1.0, choose_device(wanted.device or "auto"))
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for column in ("exhibit", "claim"):
         grid.add_column(column)

@@ -23,7 +23,7 @@ from wakeful.evaluation.tool import evaluate
 from wakeful.inheritance.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
-from wakeful.loading.reading import evaluation_data
+from wakeful.loading.reading import open_evaluation_data
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance, Leading
 from wakeful.probes.base import SCHEMA, Frame, Probe
@@ -152,7 +152,7 @@ def _read_over(
     They are kept among the runs, for every exhibit that reads the same.
     """
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
-    words = None if text.startswith("hf:") else evaluation_data(text, size * count * LENGTH)
+    words = None if text.startswith("hf:") else open_evaluation_data(text, size * count * LENGTH)
     read = "" if words is None else words.sha256
     probes = [each for each in plan.exhibit.probes if each in PROBES]
     facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
@@ -163,10 +163,10 @@ def _read_over(
         show.note(f"looking at {source}")
         transformers.logging.disable_progress_bar()
         model = load(source, device=plan.config.train.device)
-        words = words or evaluation_data(text, size * count * LENGTH)
+        words = words or open_evaluation_data(text, size * count * LENGTH)
         length = min(LENGTH, model.context)
         whole = words.sequences(
-            model, length=length, num_sequences=count * size, bos=model.begins()
+            model, length=length, num_sequences=count * size, bos=model.starts_with_bos()
         )
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -313,9 +313,12 @@ def _looked_at(
                 found = diagnose_windows(decoder, shorter, windows, ranks=ranks)
                 frames.append(_marked(found, f"{share:g}"))
             if plan.elsewhere:
-                words = evaluation_data(plan.elsewhere, windows * config.train.length)
+                words = open_evaluation_data(plan.elsewhere, windows * config.train.length)
                 sequences = words.sequences(
-                    model, length=config.train.length, num_sequences=windows, bos=model.begins()
+                    model,
+                    length=config.train.length,
+                    num_sequences=windows,
+                    bos=model.starts_with_bos(),
                 )
                 frames.append(_marked(diagnose_model(model, sequences).rows, "elsewhere"))
             frame = pl.concat(frames)

@@ -17,8 +17,8 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, SplitName
 from wakeful.digests import joined_sha256
 from wakeful.errors import WakefulError
-from wakeful.paths import expanded
-from wakeful.variants import Variant, build, variants
+from wakeful.paths import expand_home
+from wakeful.variants import Variant, build, variants_by_name
 
 BOS_TOKEN = "<bos>"
 BOS_ID = 0
@@ -143,8 +143,8 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
     match = _EXPRESSION.fullmatch(source)
     if match is None or source.startswith(HUB_PREFIX) or match[1] == MIXTURE:
         return None
-    is_task = match[1] in variants("data.tasks")
-    is_file = os.path.exists(expanded(source))
+    is_task = match[1] in variants_by_name("data.tasks")
+    is_file = os.path.exists(expand_home(source))
     if not is_task and (is_file or (not match[2] and ":" not in match[1])):
         return None
     return _built(source, imports)

@@ -46,7 +46,7 @@ class Link:
     join: Join = _only
 
 
-def same(hf_name: str, own_name: str, *parts: str) -> list[Link]:
+def unchanged_links(hf_name: str, own_name: str, *parts: str) -> list[Link]:
     """Return the links of a module's tensors (`weight`, `bias`) that are stored unchanged."""
     return [Link(f"{hf_name}.{part}", (f"{own_name}.{part}",)) for part in parts]
 
@@ -88,7 +88,7 @@ class Family:
         return re.search(rf"(?:^|\.)(?:{self.ignored})$", stored) is not None
 
 
-ALIKE = {
+COMMON_FIELDS = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
@@ -119,7 +119,7 @@ def transformers_fields(config: ModelConfig, names: Mapping[str, str]) -> dict[s
     return fields | {"bos_token_id": None, "eos_token_id": None}
 
 
-def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
+def check_field(config: PreTrainedConfig, name: str, *allowed: object) -> None:
     """Check a field that our decoder has only some values for.
 
     Raises:
@@ -130,17 +130,17 @@ def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
     value = getattr(config, name)
     if value not in allowed:
         values = " or ".join(map(repr, allowed))
-        raise cannot(config, f"{name} = {value!r}, and only {values} can be represented")
+        raise unsupported(config, f"{name} = {value!r}, and only {values} can be represented")
 
 
-def cannot(config: PreTrainedConfig, problem: str) -> WakefulError:
+def unsupported(config: PreTrainedConfig, problem: str) -> WakefulError:
     """Return the error for a configuration that has what our decoder cannot be."""
     return WakefulError(
         f"our decoder cannot be this {config.model_type}: its configuration has {problem}"
     )
 
 
-def rope_of(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, str, float]:
+def read_rope(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, str, float]:
     """Return RoPE's base, our name of its scaling, and the share of each head's channels it turns.
 
     Where the layers are of several kinds, `kind_of_layer` names the one that is meant.
@@ -167,7 +167,7 @@ def rope_of(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, s
             problem = (
                 f"rope_parameters.rope_type = {kind!r}, and only {supported} can be represented"
             )
-            raise cannot(config, problem)
+            raise unsupported(config, problem)
     share = float(parameters.get("partial_rotary_factor", 1.0))
     return float(parameters["rope_theta"]), rope, share
 
@@ -190,7 +190,7 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
     return parameters
 
 
-def canonical(config: ModelConfig) -> ModelConfig:
+def canonical_config(config: ModelConfig) -> ModelConfig:
     """Return the same model described in full, so that equal models have equal descriptions.
 
     A constant sink is a learned one that says so with its values; layers whose RoPE and window are
@@ -230,7 +230,7 @@ def rotary_width(share: float, head_width: int) -> int:
     return 0 if turned == head_width else turned
 
 
-def context(config: PreTrainedConfig, max_length: int) -> int:
+def choose_context(config: PreTrainedConfig, max_length: int) -> int:
     """Return the context to build: `max_length` tokens, or the configuration's own where it is 0.
 
     Raises:
@@ -242,7 +242,7 @@ def context(config: PreTrainedConfig, max_length: int) -> int:
     return max_length or own
 
 
-def with_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
+def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
     """Return our description with the window of those layers that have one within the context.
 
     Raises:
@@ -260,7 +260,7 @@ def with_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelC
             decoder_config, local_layers=sliding, local_theta=decoder_config.rope_theta
         )
     if decoder_config.local_layers != sliding:
-        raise cannot(
+        raise unsupported(
             config,
             f"sliding_window = {window}, shorter than its context of {decoder_config.max_length}, "
             "in layers whose positions are scaled or of two kinds; within "
@@ -269,7 +269,7 @@ def with_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelC
     return dataclasses.replace(decoder_config, window=window)
 
 
-def windows(config: ModelConfig) -> dict[str, Any]:
+def window_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of Transformers that say which layers have a window, and which."""
     kinds = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
     window = config.window if config.narrowed else config.max_length

@@ -18,14 +18,14 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Gemma 2 or the text part of a Gemma 3."""
     c: Any = config
     third = c.model_type == "gemma3_text"
-    base.demand(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
-    base.demand(config, "use_bidirectional_attention", False, None)
+    base.check_field(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
+    base.check_field(config, "use_bidirectional_attention", False, None)
     if third:  # its code ignores the field
-        base.demand(config, "attn_logit_softcapping", None)
+        base.check_field(config, "attn_logit_softcapping", None)
     sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
     decoder_config = dataclasses.replace(
-        llama.kin(config, max_length, base.FULL if third else ""),
+        llama.shared_config(config, max_length, base.FULL if third else ""),
         placement="peri",
         mlp="geglu",
         embedding="scaled",
@@ -36,29 +36,29 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         local_layers=sliding if third else (),
         local_theta=_local_theta(config) if third else 0.0,
     )
-    return base.with_window(config, decoder_config)
+    return base.add_window(config, decoder_config)
 
 
 def _local_theta(config: PreTrainedConfig) -> float:
-    theta, scaling, _ = base.rope_of(config, base.SLIDING)
+    theta, scaling, _ = base.read_rope(config, base.SLIDING)
     if scaling != "plain":
         kind = config.rope_parameters[base.SLIDING]["rope_type"]
         problem = f"rope_parameters.{base.SLIDING}.rope_type = {kind!r}"
-        raise base.cannot(config, f"{problem}, and only 'default' can be represented")
+        raise base.unsupported(config, f"{problem}, and only 'default' can be represented")
     return theta
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Gemma 2, or of a Gemma 3 where keys are normalized."""
     heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
-    common: dict[str, Any] = llama.fields(config) | {
+    common: dict[str, Any] = llama.shared_fields(config) | {
         "hidden_size": max(1, config.width // heads) * heads,
         "head_dim": config.shape.head_width,
         "attention_bias": config.out_bias,
         "query_pre_attn_scalar": config.query_scalar or config.shape.head_width,
         "final_logit_softcapping": config.logit_cap or None,
         "attn_logit_softcapping": normalizer.cap if isinstance(normalizer, Softcap) else None,
-        **base.windows(config),
+        **base.window_fields(config),
         "pad_token_id": None,
     }
     if not config.qk_norm:

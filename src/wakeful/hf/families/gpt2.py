@@ -37,9 +37,9 @@ _CONV1D = {
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a GPT-2."""
     c: Any = config
-    base.demand(config, "activation_function", *base.GELU)
-    base.demand(config, "scale_attn_weights", True)
-    base.demand(config, "add_cross_attention", False)
+    base.check_field(config, "activation_function", *base.GELU)
+    base.check_field(config, "scale_attn_weights", True)
+    base.check_field(config, "add_cross_attention", False)
     if max_length not in (0, c.n_positions):
         raise WakefulError(
             f"max_length = {max_length}, but a gpt2 has learned positions, {c.n_positions} of them"
@@ -66,14 +66,18 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
-    pairs = base.same("wte", "embed", "weight") + base.same("wpe", "positions", "weight")
-    pairs += base.same("ln_f", "norm", "weight", "bias")
+    pairs = base.unchanged_links("wte", "embed", "weight") + base.unchanged_links(
+        "wpe", "positions", "weight"
+    )
+    pairs += base.unchanged_links("ln_f", "norm", "weight", "bias")
     if not config.tied:
-        pairs += base.same("lm_head", "head", "weight")
+        pairs += base.unchanged_links("lm_head", "head", "weight")
     for layer in range(config.num_layers):
         hf_prefix, prefix = f"h.{layer}", f"blocks.{layer}"
         for hf_name, own_name in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
-            pairs += base.same(f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias")
+            pairs += base.unchanged_links(
+                f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias"
+            )
         for hf_name, own_names in _CONV1D.items():
             split = partial(_split, len(own_names))
             for part in ("weight", "bias"):

@@ -13,17 +13,17 @@ from wakeful.hf.families import base
 from wakeful.hf.families.gpt2 import PROJECTIONS
 
 _GELU: dict[str, MLPName] = {**base.GELU, "gelu_fast": "gelu"}
-_ALIKE = base.ALIKE | {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}
+_ALIKE = base.COMMON_FIELDS | {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a GPT-NeoX."""
     c: Any = config
-    base.demand(config, "hidden_act", *_GELU)
-    theta, rope, share = base.rope_of(config)
+    base.check_field(config, "hidden_act", *_GELU)
+    theta, rope, share = base.read_rope(config)
     return ModelConfig(
         **base.read_fields(config, _ALIKE),
-        max_length=base.context(config, max_length),
+        max_length=base.choose_context(config, max_length),
         norm="layernorm",
         positions="rotary",
         rope_theta=theta,
@@ -52,10 +52,10 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
-    pairs = base.same("embed_in", "embed", "weight")
-    pairs += base.same("final_layer_norm", "norm", "weight", "bias")
+    pairs = base.unchanged_links("embed_in", "embed", "weight")
+    pairs += base.unchanged_links("final_layer_norm", "norm", "weight", "bias")
     if not config.tied:
-        pairs += base.same("lm_head", "head", "weight")
+        pairs += base.unchanged_links("lm_head", "head", "weight")
     heads = config.num_heads
     attention_parts = ("weight", "bias") if config.qkv_bias else ("weight",)
     for layer in range(config.num_layers):
@@ -66,8 +66,10 @@ def links(config: ModelConfig) -> list[base.Link]:
             ("mlp.dense_h_to_4h", "mlp.up"),
             ("mlp.dense_4h_to_h", "mlp.down"),
         ):
-            pairs += base.same(f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias")
-        pairs += base.same(
+            pairs += base.unchanged_links(
+                f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias"
+            )
+        pairs += base.unchanged_links(
             f"{hf_prefix}.attention.dense", f"{prefix}.attention.out", *attention_parts
         )
         for part in attention_parts:

@@ -13,7 +13,14 @@ from transformers import GraniteConfig, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
 from wakeful.hf.families import llama
-from wakeful.hf.families.base import SLIDING, Link, cannot, demand, windows, with_window
+from wakeful.hf.families.base import (
+    SLIDING,
+    Link,
+    add_window,
+    check_field,
+    unsupported,
+    window_fields,
+)
 from wakeful.normalizers import Softmax1
 from wakeful.variants import build
 
@@ -25,16 +32,16 @@ SWA: type[Any] | None = getattr(transformers, "GraniteSWAConfig", None)
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Granite, or of one with sinks."""
     c: Any = config
-    demand(config, "hidden_act", "silu", "swish")
-    demand(config, "residual_multiplier", 1.0)
-    demand(config, "logits_scaling", 1.0)
+    check_field(config, "hidden_act", "silu", "swish")
+    check_field(config, "residual_multiplier", 1.0)
+    check_field(config, "logits_scaling", 1.0)
     root = math.sqrt(c.hidden_size)
-    demand(config, "embedding_multiplier", 1.0, root)
+    check_field(config, "embedding_multiplier", 1.0, root)
     divisor = round(c.attention_multiplier**-2)
     if divisor**-0.5 != c.attention_multiplier:
         problem = f"attention_multiplier = {c.attention_multiplier}"
-        raise cannot(config, f"{problem}, which is not one over the root of a whole number")
-    plain = llama.kin(config, max_length)
+        raise unsupported(config, f"{problem}, which is not one over the root of a whole number")
+    plain = llama.shared_config(config, max_length)
     decoder_config = dataclasses.replace(
         plain,
         bias=bool(c.mlp_bias),
@@ -56,7 +63,7 @@ def _with_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelC
     near = {bases[n] for n in local} or {0.0}
     scaled = decoder_config.rope != "plain" and near != {0.0}
     if len(usual) > 1 or len(near) > 1 or usual == {0.0} or scaled:
-        raise cannot(
+        raise unsupported(
             config,
             f"layer_rope_theta = {bases}, and only one base outside of the layers with a window "
             "and one within can be represented, this one not scaled",
@@ -68,12 +75,12 @@ def _with_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelC
         local_layers=tuple(local),
         local_theta=near.pop(),
     )
-    return with_window(config, decoder_config)
+    return add_window(config, decoder_config)
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Granite, or of one with sinks."""
-    common: dict[str, Any] = llama.fields(config) | {
+    common: dict[str, Any] = llama.shared_fields(config) | {
         "head_dim": config.shape.head_width,
         "attention_bias": config.out_bias,
         "mlp_bias": config.bias,
@@ -86,7 +93,9 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
         config.local_theta if n in config.local_layers else config.rope_theta
         for n in range(config.num_layers)
     ]
-    narrow = windows(config if config.narrowed else dataclasses.replace(config, local_layers=()))
+    narrow = window_fields(
+        config if config.narrowed else dataclasses.replace(config, local_layers=())
+    )
     return SWA(**common, **narrow, layer_rope_theta=bases)
 
 

@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.families import base
 from wakeful.variants import build
 
-_ALIKE = base.ALIKE | {"rms_norm_eps": "norm_eps"}
+_ALIKE = base.COMMON_FIELDS | {"rms_norm_eps": "norm_eps"}
 _NORMS = {
     "pre": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
     "peri": (
@@ -37,8 +37,8 @@ _NORMS = {
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Llama or one of its kin."""
     c: Any = config
-    base.demand(config, "hidden_act", "silu", "swish")
-    shared = kin(config, max_length)
+    base.check_field(config, "hidden_act", "silu", "swish")
+    shared = shared_config(config, max_length)
     decoder_config = dataclasses.replace(
         shared,
         bias=bool(getattr(c, "mlp_bias", False)),
@@ -46,16 +46,18 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         qk_norm=c.model_type == "qwen3",
         local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
     )
-    return base.with_window(config, decoder_config)
+    return base.add_window(config, decoder_config)
 
 
-def kin(config: PreTrainedConfig, max_length: int, kind_of_layer: str = "") -> ModelConfig:
+def shared_config(
+    config: PreTrainedConfig, max_length: int, kind_of_layer: str = ""
+) -> ModelConfig:
     """Return the part of our configuration that a Llama and its relatives determine alike.
 
-    `kind_of_layer` is as of `rope_of`.
+    `kind_of_layer` is as of `read_rope`.
     """
     c: Any = config
-    theta, rope, share = base.rope_of(config, kind_of_layer)
+    theta, rope, share = base.read_rope(config, kind_of_layer)
     if share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
             f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "
@@ -64,7 +66,7 @@ def kin(config: PreTrainedConfig, max_length: int, kind_of_layer: str = "") -> M
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return ModelConfig(
         **base.read_fields(config, _ALIKE),
-        max_length=base.context(config, max_length),
+        max_length=base.choose_context(config, max_length),
         num_kv_heads=c.num_key_value_heads,
         head_width=head_width,
         norm="rmsnorm",
@@ -85,11 +87,11 @@ def _without_rope(config: Any) -> tuple[int, ...]:
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Llama, or of one of its kin that has what it lacks."""
-    common: dict[str, Any] = fields(config) | {"head_dim": config.shape.head_width}
+    common: dict[str, Any] = shared_fields(config) | {"head_dim": config.shape.head_width}
     biased: dict[str, Any] = {"attention_bias": config.out_bias}
     narrow: dict[str, Any] = {}
     if config.narrowed:
-        narrow = base.windows(config) | {"use_sliding_window": True}
+        narrow = base.window_fields(config) | {"use_sliding_window": True}
     if config.local_layers and not config.local_theta:
         turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
         biased |= {"mlp_bias": config.bias, "pad_token_id": None}
@@ -103,7 +105,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     return LlamaConfig(**common, **biased, mlp_bias=config.bias)
 
 
-def fields(config: ModelConfig) -> dict[str, Any]:
+def shared_fields(config: ModelConfig) -> dict[str, Any]:
     """Return what the configurations of a Llama and all its kin call alike."""
     return base.transformers_fields(config, _ALIKE) | {
         "max_position_embeddings": config.max_length,
@@ -114,9 +116,11 @@ def fields(config: ModelConfig) -> dict[str, Any]:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
-    pairs = base.same("embed_tokens", "embed", "weight") + base.same("norm", "norm", "weight")
+    pairs = base.unchanged_links("embed_tokens", "embed", "weight") + base.unchanged_links(
+        "norm", "norm", "weight"
+    )
     if not config.tied:
-        pairs += base.same("lm_head", "head", "weight")
+        pairs += base.unchanged_links("lm_head", "head", "weight")
     norms = _NORMS[str(build("placements", config.placement))]
     for layer in range(config.num_layers):
         modules = [
@@ -136,7 +140,9 @@ def links(config: ModelConfig) -> list[base.Link]:
             ]
         for hf_name, own_name, biased in modules:
             parts = ("weight", "bias") if biased else ("weight",)
-            pairs += base.same(f"layers.{layer}.{hf_name}", f"blocks.{layer}.{own_name}", *parts)
+            pairs += base.unchanged_links(
+                f"layers.{layer}.{hf_name}", f"blocks.{layer}.{own_name}", *parts
+            )
     return pairs
 
 

@@ -16,7 +16,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of an OLMo 2."""
-    fields = llama.fields(config) | {"attention_bias": config.out_bias, "pad_token_id": None}
+    fields = llama.shared_fields(config) | {"attention_bias": config.out_bias, "pad_token_id": None}
     return Olmo2Config(**fields)
 
 

@@ -15,7 +15,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Phi-3."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
-    fields = llama.fields(config)
+    fields = llama.shared_fields(config)
     fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip

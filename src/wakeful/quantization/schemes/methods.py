@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.paged import by_rows, whole
+from wakeful.paged import split_rows, to_memory
 from wakeful.quantization.schemes.grids import Grid, Scales
 from wakeful.variants import FieldVariant
 
@@ -93,8 +93,8 @@ class Method(FieldVariant, ABC):
             scales = grid.scales_of(weight)
             return grid.quantize(weight, scales), scales
         parts: list[tuple[Tensor, Scales]] = []
-        for part in by_rows(weight):
-            rows = whole(part)
+        for part in split_rows(weight):
+            rows = to_memory(part)
             scales = grid.scales_of(rows)
             parts.append((grid.quantize(rows, scales), scales))
         integers, scales_of_parts = zip(*parts, strict=True)
