@@ -190,7 +190,7 @@ def test_its_decoder_would_read_other_keys_and_values() -> None:
     prompt = [1, 2, 3]
     with torch.inference_mode():
         wanted = small.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)
-    continued = loaded.tokens_after(prompt, num_tokens=9, temperature=0.0)
+    continued = loaded.generate_ids(prompt, num_tokens=9, temperature=0.0)
     assert [[*prompt, *continued]] == wanted.tolist()
 
 

@@ -36,7 +36,7 @@ from wakeful.guard import lacks_memory, wrap_errors
 from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.template import render_template
-from wakeful.paths import part_beside
+from wakeful.paths import temporary_path_beside
 from wakeful.runs.run import Run, disk_errors
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

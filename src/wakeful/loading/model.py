@@ -348,7 +348,7 @@ class Model:
             raise WakefulError("chat takes a text, and a prompt of token ids is taken as it is")
         if bos != "auto":
             raise WakefulError(f"bos = {bos}: the chat template decides that; leave out one")
-        turn = user_turn(self.own_tokenizer)
+        turn = user_turn(self.wakeful_tokenizer)
         if turn is None:
             raise WakefulError(
                 f"the tokenizer of {self.name} has no chat template: leave out --chat"
