@@ -46,7 +46,7 @@ from wakeful.generation.options import GenerateOptions
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.reporting.options import ReportOptions
-from wakeful.variants.plugins import Verb
+from wakeful.variants.plugins import Verb, group_entry_points, load_plugin_verb
 
 PARTS = ("softmax1", "orthoadam", "value_residual", "rmsnorm_single", "inherit_layers")
 SHELLS = ("bash", "zsh", "fish")

@@ -11,7 +11,7 @@ from wakeful.config.reading import FigureFormat
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
 from wakeful.demonstration.report import Story, demonstration_report
-from wakeful.device import choose_device
+from wakeful.device import choose_device, estimate_seconds
 from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
 from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2
 from wakeful.reports.html import write_page
