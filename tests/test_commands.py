@@ -74,7 +74,7 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for name in public:
         monkeypatch.setattr(wakeful, name, taken)
     for name in (
-        "demonstration.tool", "training.comparison", "generation.tool", "generation.sample",
+        "demonstration.tool", "training.comparison", "generation.tool",
         "demonstration.presets",
     ):  # fmt: skip
         stub = ModuleType(f"wakeful.{name}")

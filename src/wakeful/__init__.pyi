@@ -576,8 +576,8 @@ def generate(
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        prompt: an empty one begins as a document does.
-        tokenizer: of a module in memory.
+        prompt: text to continue; an empty prompt stands for the start of a document.
+        tokenizer: the tokenizer of a module in memory.
         num_tokens: Maximum number of tokens to generate.
         temperature: Divides the logits; 0 takes the likeliest token every time.
         top_k: Sample from this many of the likeliest tokens; 0 means all.

@@ -18,7 +18,7 @@ import wakeful.reports.html as html_pages
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
-from pages.test_report_demonstration import filmed, make_sick
+from pages.test_report_demonstration import make_sick
 from wakeful.demonstration.report import Story, demonstration_report
 from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
 from wakeful.estimates import format_interval
@@ -89,8 +89,6 @@ def _matrix(_: Path, out: Path) -> Path:
 def _demonstration(folder: Path, out: Path) -> Path:
     place = make_sick(folder / "c")
     patient = read_comparison(place)
-    for run in patient.runs:
-        filmed(place, np.tril(np.full((8, 8), 0.1)), variant=run.variant)
     excess = pl.col("figure").replace("bos_mass_other", "excess_loss")
     runs = [
         replace(run, followed=pl.concat([run.followed, run.followed.with_columns(excess)]))

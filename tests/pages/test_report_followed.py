@@ -15,10 +15,10 @@ from wakeful.reports.charts import specification
 from wakeful.reports.html import write_page
 from wakeful.reports.terminal import render_terminal
 from wakeful.runs.run import Run
-from wakeful.training.charts import head_charts, metric_charts, training_loss_chart
+from wakeful.training.charts import metric_charts, training_loss_chart
 from wakeful.training.compared import read_comparison
 from wakeful.training.report import comparison_report, comparison_verdicts
-from wakeful.training.tables import followed_figures, heads_over_steps, sink_growth
+from wakeful.training.tables import followed_figures, sink_growth
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
 MASSES = {
@@ -81,48 +81,6 @@ def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -> None:
-    comparison = read_comparison(folder)
-    table = heads_over_steps(comparison)
-    rows = {(r["figure"], r["variant"], r["layer"], r["head"], r["step"]): r["value"]
-            for r in table.iter_rows(named=True)}  # fmt: skip
-    # Two figures of two layers of two heads, and one of two layers whose heads have none.
-    assert len(rows) == len(table) == 2 * 3 * (2 * 2 * 2 + 2)
-    assert rows["bos_mass_other", "ill", 0, 1, 10] == pytest.approx(0.4 * 1.5 * 0.5)
-    assert rows["value_drain_first", "ill", 1, 0, 10] == pytest.approx((1 - 0.4) / 2)
-    assert rows["value_drain_first", "ill", 1, 1, 10] == pytest.approx(2 * (1 - 0.4))
-    assert rows["residual_peak_first", "well", 1, None, 20] == 4.0
-    (sinks, drains, peaks) = head_charts(comparison)
-    assert [title for title, _ in (sinks, drains)] == [
-        "attention on BOS, no copy due", "BOS's value norm over the others'",
-    ]  # fmt: skip
-    assert [each.heading for each in sinks[1]] == ["ill", "well"]
-    charts = [specification(each.draw()) for each in (*sinks[1], *drains[1], *peaks[1])]
-    scales = [chart["encoding"]["color"]["scale"]["domain"] for chart in charts]
-    largest = pytest.approx(2 * (1 - 0.019 / 2))  # well's second head in the first layer, step 20
-    assert scales == [[0.0, 1.0]] * 2 + [[0.0, largest]] * 2 + [[0.0, 4.0]] * 2
-    heads = ["0, 0", "0, 1", "1, 0", "1, 1"]
-    assert [chart["encoding"]["y"]["sort"] for chart in charts[::2]] == [heads, heads, ["0", "1"]]
-    assert [chart["encoding"]["y"]["title"] for chart in charts[::2]] == [
-        "layer, head", "layer, key/value head", "layer",
-    ]  # fmt: skip
-    page = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
-    assert "Each layer and head: attention on BOS, no copy due" in page
-    assert "Each layer and head: BOS&#39;s value norm over the others&#39;" in page
-
-
-@pytest.mark.slow
-def test_one_head_is_drawn_once(folder: Path) -> None:
-    for file in folder.glob("*/seed-*/trajectories.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        kept = [row for row in rows if row["layer"] == 0 and row["head"] in (None, 0)]
-        file.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    comparison = read_comparison(folder)
-    assert metric_charts(comparison)
-    assert not head_charts(comparison)
-
-
-@pytest.mark.slow
 def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     ill, well = sink_growth(comparison)
@@ -159,10 +117,9 @@ def test_seeds_under_way_are_followed_to_where_all_have_come(folder: Path) -> No
     log.write_text("\n".join(kept) + "\n")
     change_json(folder / "run.json", {"baseline": "well"})
     comparison = read_comparison(folder)
-    for table in (followed_figures(comparison), heads_over_steps(comparison)):
-        sinks = table.filter(figure="bos_mass_other")
-        steps = {name: {*sinks.filter(variant=name)["step"]} for name in ("ill", "well")}
-        assert steps == {"ill": {0, 10}, "well": {0, 10, 20}}
+    sinks = followed_figures(comparison).filter(figure="bos_mass_other")
+    steps = {name: {*sinks.filter(variant=name)["step"]} for name in ("ill", "well")}
+    assert steps == {"ill": {0, 10}, "well": {0, 10, 20}}
 
 
 def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:

@@ -22,7 +22,6 @@ from wakeful.probes.attention import BosMass
 from wakeful.probes.base import AttentionEvent, Event, Frame, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
-from wakeful.runs.records import HeadWeights, rows
 from wakeful.runs.run import Run
 from wakeful.training import watching
 from wakeful.training.loop import train_run
@@ -173,40 +172,6 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
             run.path / "trajectories.jsonl"
         ).read_bytes()
         assert again.trajectories().equals(frame)
-
-
-@pytest.mark.slow
-def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -> None:
-    config = tiny(text, train={"diagnose": {"every": 4, "attention": 5}})
-    run = train_run(config, tmp_path / "run")
-    assert losses(run) == losses(train_run(tiny(text), tmp_path / "plain"))
-    actual = rows(run, HeadWeights)
-    assert [(row.step, row.layer, row.head) for row in actual] == [
-        (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
-    ]
-    # The last are of the final model, on a whole window of which they are the first five.
-    window = whole_windows(load_data(config.data).windows(config), 1)[0]
-    assert {row.tokens for row in actual} == {tuple(window[0, :5].tolist())}
-    probe = Weights()
-    decoder = read_decoder(run.path, dtype="auto").decoder()
-    with torch.no_grad(), watch(decoder, probe):
-        decoder(window)
-    expected = torch.stack(probe.layers)[:, :, :5, :5].flatten(0, 1)
-    torch.testing.assert_close(
-        torch.tensor([row.weights for row in actual[-4:]]), expected, atol=1e-4, rtol=0
-    )
-
-    # A run that is stopped on the way goes on as if it had not been.
-    whole = (run.path / "attention.jsonl").read_bytes()
-    shutil.rmtree(run.checkpoints / "step-00000008")
-    train_run(Config(), run.path, resume=True)
-    assert (run.path / "attention.jsonl").read_bytes() == whole
-
-
-@pytest.mark.parametrize("asked", [-1, 1, 17])
-def test_attention_is_logged_of_tokens_that_a_window_has(asked: int, text: Path) -> None:
-    with pytest.raises(WakefulError, match=r"diagnose\.attention (must|= 17 is longer than train)"):
-        tiny(text, train={"diagnose": {"every": 4, "attention": asked}})
 
 
 def test_a_damaged_trajectory_is_told_of(tmp_path: Path) -> None:

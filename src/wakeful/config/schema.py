@@ -122,14 +122,6 @@ class DiagnoseConfig:
     """Validation windows to diagnose, the first ones."""
     heads: bool = False
     """Also log sinks, drains and peaks of every layer and head, from before the first step on."""
-    attention: int = 0
-    """Also log every head's attention weights among this many tokens, the first ones of the first
-    window. 0: none."""
-
-    @property
-    def from_the_start(self) -> bool:
-        """True where heads are diagnosed before the first step too."""
-        return bool(self.every and (self.heads or self.attention))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +267,7 @@ class Config(RuleChecked):
         ),
         AtLeast(
             "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
-            "train.diagnose.every train.diagnose.attention "
+            "train.diagnose.every "
             "optimizer.lr optimizer.final_lr optimizer.initial_lr optimizer.eps "
             "optimizer.weight_decay optimizer.clip optimizer.warmup_steps sample.num_tokens "
             "sample.temperature sample.top_k", 0,
@@ -288,7 +280,7 @@ class Config(RuleChecked):
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
         Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
         AtMost("train.length", "model.max_length", "the model's context"),
-        AtMost("model.relaxed_prefix train.diagnose.attention", "train.length"),
+        AtMost("model.relaxed_prefix", "train.length"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -308,11 +300,6 @@ class Config(RuleChecked):
             raise WakefulError(
                 f"train.micro_batch_size = {train.micro_batch_size} does not divide "
                 f"train.batch_size = {train.batch_size}"
-            )
-        num_tokens, minimum = train.diagnose.attention, max(2, self.model.relaxed_prefix)
-        if 0 < num_tokens < minimum:
-            raise WakefulError(
-                f"train.diagnose.attention must be 0 or at least {minimum}, got {num_tokens}"
             )
 
 

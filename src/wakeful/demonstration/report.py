@@ -5,24 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import polars as pl
 
-from wakeful.data.tasks.base import task_of
-from wakeful.data.tokenizer import Tokenizer
-from wakeful.diagnosis import (
-    FIRST_SHARE,
-    LEVELS,
-    ModelDiagnosis,
-    choosable_heads,
-    findings,
-    head_map,
-    sink_level,
-    visible_text,
-)
-from wakeful.errors import WakefulError
+from wakeful.diagnosis import FIRST_SHARE, LEVELS, ModelDiagnosis, findings, head_map, sink_level
 from wakeful.finding import Level
-from wakeful.reports.charts import Drawing
 from wakeful.reports.value import (
     Chart,
     Findings,
@@ -35,8 +21,6 @@ from wakeful.reports.value import (
     glossary,
 )
 from wakeful.reports.value import Links as To
-from wakeful.runs.records import HeadWeights, rows
-from wakeful.runs.run import Run
 from wakeful.training import (
     METRIC_TITLES,
     ComparedRuns,
@@ -148,11 +132,6 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
     """Return the report of the three parts, with `links` to the full pages of each."""
     sentences, pretrained = story.sentences, story.pretrained
     patient_runs = [story.patient.of(name)[0] for name in story.patient.variants]
-    films = [
-        Chart(f"Attention of {run.variant} over training steps", partial(draw_attention_film, run),
-              run.variant, plays=True)
-        for run in patient_runs
-    ]  # fmt: skip
     heads: list[Part] = []
     if pretrained is not None:
         heads = [
@@ -175,11 +154,8 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
                   [_format_headline(story)], [step], [
         Section("1. A patient falls ill, and a cure", [
             Text(sentences[0]),
-            Text("The one head of a model of one layer, as it learns: rows are queries, columns "
-                 "are keys. At triggers (◂) it has to copy the character before; elsewhere it has "
-                 "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
-                 "still.", "note"),
-            SideBySide(films, wide=True),
+            Text("The one head of a model of one layer has to copy a character at triggers. "
+                 "Elsewhere it has nothing to do, and weight on BOS there is a sink.", "note"),
             SideBySide([chart for chart in metric_charts(story.patient)
                   if chart.label in _PATIENT_METRICS], wide=True),
             To(links.get("patient", ())),
@@ -193,51 +169,3 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
         glossary("ill", "well", "bos_mass_other", "row_0"),
         Section("", [Text("; ".join(machines(story.twins)), "note")]),
     ])  # fmt: skip
-
-
-def draw_attention_film(run: TrainedRun) -> Drawing:
-    """Draw how the attention of a run's first head (layer 0, head 0) changes in training.
-
-    The chart has one frame (query, key) per logged step and begins with the last. Tokens at which
-    the run's task needs the head, its triggers, are marked.
-
-    Raises:
-        WakefulError: the run logged no attention weights, or its log is damaged.
-    """
-    log = run.path / HeadWeights.log
-    frames = [
-        row for row in rows(Run.open(run.path), HeadWeights) if (row.layer, row.head) == (0, 0)
-    ]
-    if not frames:
-        raise WakefulError(
-            f"{log} has no weights of the first head: "
-            "set train.diagnose.every and train.diagnose.attention, and train again"
-        )
-    tokens = frames[0].tokens
-    for frame in frames:
-        sizes = {len(frame.weights), *map(len, frame.weights)}
-        if frame.tokens != tokens or sizes != {len(tokens)}:
-            raise WakefulError(f"{log}: frames differ in their tokens, or are not square")
-    weights = np.array([row.weights for row in frames])
-    if not ((weights >= 0) & (weights <= 1.001)).all():
-        raise WakefulError(f"{log}: a weight lies outside 0 to 1")
-    task = task_of(run.config.data.source)
-    is_trigger = np.zeros(len(tokens), bool)
-    if task is not None:
-        is_trigger = task.is_trigger(np.array([tokens]))[0]
-    tokenizer = Tokenizer.load(run.path)
-    letters = ["BOS", *(visible_text(tokenizer.decode([token])) for token in tokens[1:])]
-    labels = [
-        f"{n} {letter}{' ◂' if trigger else ''}"
-        for n, (letter, trigger) in enumerate(zip(letters, is_trigger, strict=True))
-    ]
-    query, key = np.tril_indices(len(tokens))
-    weights_by_step = {
-        f"step {row.step:,}": pl.DataFrame(
-            {"query": query, "key": key, "value": weight[query, key]}
-        )
-        for row, weight in zip(frames, weights, strict=True)
-    }
-    return choosable_heads(
-        weights_by_step, labels, ("key", "query"), 14, name="at ", first=len(weights_by_step) - 1
-    )

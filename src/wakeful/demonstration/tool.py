@@ -27,7 +27,7 @@ _CURED_VARIANT = "large-sink"
 _PATIENT_SETTINGS = {
     "train": {
         "steps": 600, "eval_every": 50,
-        "diagnose": {"every": 20, "num_sequences": 8, "attention": 32},
+        "diagnose": {"every": 20, "num_sequences": 8},
     }
 }  # fmt: skip
 """The patient's settings that replace those of its preset."""

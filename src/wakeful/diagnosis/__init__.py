@@ -6,7 +6,7 @@ from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.diagnosis.advice import advise
-    from wakeful.diagnosis.heads import FIRST_SHARE, choosable_heads, head_map, visible_text
+    from wakeful.diagnosis.heads import FIRST_SHARE, head_map
     from wakeful.diagnosis.measure import (
         DIAGNOSIS_PASSES,
         ModelDiagnosis,
@@ -35,7 +35,6 @@ __all__ = [
     "ModelDiagnosis",
     "advise",
     "after_cure",
-    "choosable_heads",
     "choose_opening",
     "choose_prefix",
     "diagnose",
@@ -46,7 +45,6 @@ __all__ = [
     "loss_change",
     "read_diagnosis",
     "sink_level",
-    "visible_text",
     "windows_of",
 ]
 
@@ -55,7 +53,7 @@ __getattr__, __dir__, _ = attach(
     submod_attrs={
         "advice": ["advise"],
         "verdict": ["findings", "sink_level"],
-        "heads": ["FIRST_SHARE", "head_map", "visible_text", "choosable_heads"],
+        "heads": ["FIRST_SHARE", "head_map"],
         "measure": ["DIAGNOSIS_PASSES", "ModelDiagnosis", "diagnose_model", "read_diagnosis"],
         "options": ["DiagnoseOptions"],
         "report": ["LEVELS", "after_cure", "diagnosis_report"],

@@ -179,7 +179,7 @@ def attention(
         places[name] = cells[row["layer"], row["head"]]
     labels = [f"{n} {visible_text(text)}" for n, text in enumerate(diagnosis.tokens)]
     labels = labels[: stored["key"].n_unique()]
-    return choosable_heads(places, labels, ("key", "query"), 16)
+    return _choosable_heads(places, labels, ("key", "query"), 16)
 
 
 def pooled_attention(diagnosis: ModelDiagnosis) -> Drawing:
@@ -192,22 +192,21 @@ def pooled_attention(diagnosis: ModelDiagnosis) -> Drawing:
         f"layer {layer}, head {head}": part
         for (layer, head), part in rows.group_by("layer", "head", maintain_order=True)
     }
-    return choosable_heads(places, [], ("key, in bins", "query, in bins"), 10)
+    return _choosable_heads(places, [], ("key, in bins", "query, in bins"), 10)
 
 
-def choosable_heads(
-    places: Mapping[str, pl.DataFrame], labels: Sequence[str], titles: tuple[str, str], step: int,
-    *, name: str = "head ", first: int = 0,
-) -> Drawing:  # fmt: skip
+def _choosable_heads(
+    places: Mapping[str, pl.DataFrame], labels: Sequence[str], titles: tuple[str, str], step: int
+) -> Drawing:
     """Draw the attention weights of one head by query and key, with a list to choose the head from.
 
-    `places` are the cells of each head by its name; `first` is the index of the head shown first.
-    The weights of a head are one string, because a model has hundreds of thousands.
+    `places` are the cells of each head by its name. The weights of a head are one string, because a
+    model has hundreds of thousands.
     """
     rows = [{"of": n, "weights": _encode_weights(cells)} for n, cells in enumerate(places.values())]
     # By number, because the names once more would be a sixth of all.
-    bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name=name)
-    pick = alt.param(name="shown", value=first, bind=bind)
+    bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name="head ")
+    pick = alt.param(name="shown", value=0, bind=bind)
     label = "labels[datum.value]" if labels else "datum.value"
     x_title, y_title = titles
     x = alt.X("key:O", title=x_title, axis=alt.Axis(

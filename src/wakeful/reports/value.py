@@ -110,8 +110,6 @@ class Chart:
     draw: Callable[[], Drawing | None]
     heading: str = ""
     explained: str = ""
-    plays: bool = False
-    """True where the page plays the choices one after the other."""
 
     @cached_property
     def drawing(self) -> Drawing | None:

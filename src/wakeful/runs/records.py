@@ -104,20 +104,6 @@ class ValidationRow(ValidationLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadWeights:
-    """A row of attention.jsonl: one head's weights after a step, among a window's first tokens."""
-
-    kind: ClassVar = "attention"
-    log: ClassVar = "attention.jsonl"
-    step: int
-    layer: int
-    head: int
-    tokens: tuple[int, ...]
-    weights: tuple[tuple[float, ...], ...]
-    """Rows are queries, columns are keys."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Parameters:
     """Numbers of parameters."""
 
@@ -166,7 +152,7 @@ class RunSummary:
     data: DataFacts
 
 
-MetricsRow = TypeVar("MetricsRow", StepRow, ValidationRow, HeadWeights)
+MetricsRow = TypeVar("MetricsRow", StepRow, ValidationRow)
 
 
 def data_facts(data: Data) -> DataFacts:
@@ -194,7 +180,7 @@ def check_same_data(run: Run, data: Data) -> None:
         )
 
 
-def record(run: Run, row: StepRow | ValidationRow | HeadWeights) -> dict[str, Any]:
+def record(run: Run, row: StepRow | ValidationRow) -> dict[str, Any]:
     """Append a row to its log without empty optional fields; return it as a table."""
     table = {"kind": row.kind, **to_table(row)}
     # Rows of metrics are flat: a part of a mixture is a figure like any other.

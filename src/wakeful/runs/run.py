@@ -5,7 +5,6 @@ config.toml       every field of the configuration, resolved
 environment.json  `Environment`
 metrics.jsonl     one row a step or evaluation, as they happen; metrics.parquet at the end
 trajectories.jsonl  one row a figure of a layer or head at each diagnosis, where it is asked for
-attention.jsonl   one row a head's weights at each diagnosis, where they are asked for
 validation.parquet  the loss of every validation window at the end
 summary.json      the run's figures
 tokenizer.json
@@ -50,7 +49,7 @@ except ImportError:  # Windows has no flock; there a run directory is not guarde
 
 T = TypeVar("T")
 RUN_FORMAT = 1
-LOGS = ("metrics.jsonl", "trajectories.jsonl", "attention.jsonl")
+LOGS = ("metrics.jsonl", "trajectories.jsonl")
 """Files that grow by a row."""
 RESUMED = ("train", "compare", "inherit", "demo")
 """The kinds of run that can be gone on with."""
@@ -293,7 +292,7 @@ class Run:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            row = _metrics_row(line, flat=log != "attention.jsonl")
+            row = _metrics_row(line)
             if row is not None:
                 rows.append(row)
             elif number < len(lines):
@@ -581,14 +580,14 @@ def _empty(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _metrics_row(line: bytes, *, flat: bool) -> dict[str, Any] | None:
+def _metrics_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or type(row.get("kind")) is not str:
         return None
-    if flat and any(isinstance(value, dict | list) for value in row.values()):
+    if any(isinstance(value, dict | list) for value in row.values()):
         return None
     step = row.get("step")
     return row if type(step) is int and 0 <= step < 2**63 else None

@@ -1,7 +1,7 @@
 """Charts of a comparison."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import altair as alt
@@ -76,7 +76,11 @@ def metric_charts(comparison: ComparedRuns) -> list[Chart]:
     A line is the mean over layers, heads and seeds, its band the 95% confidence interval.
     """
     variants, curve_charts = with_curves(comparison), list[Chart]()
-    for _, title, frame in _each_followed(tables.followed_figures(comparison), variants):
+    table = tables.followed_figures(comparison).filter(pl.col("variant").is_in(variants))
+    for name, title in METRIC_TITLES.items():
+        frame = table.filter(figure=name)
+        if frame.is_empty():
+            continue
         half_width = pl.col("error") * pl.col("seeds").map_elements(
             lambda seeds: student_quantile(seeds - 1), return_dtype=pl.Float64
         )
@@ -88,52 +92,6 @@ def metric_charts(comparison: ComparedRuns) -> list[Chart]:
             Chart(title, partial(_draw_curves, comparison, bands, y, ".4f", variants))
         )
     return curve_charts
-
-
-def _each_followed(
-    table: pl.DataFrame, variants: Sequence[str]
-) -> Iterator[tuple[str, str, pl.DataFrame]]:
-    """Yield each figure that was followed: its name, its title, and its rows of variants shown."""
-    for name, title in METRIC_TITLES.items():
-        frame = table.filter(pl.col("variant").is_in(variants), figure=name)
-        if not frame.is_empty():
-            yield name, title, frame
-
-
-def head_charts(comparison: ComparedRuns) -> list[tuple[str, list[Chart]]]:
-    """Draw each metric by layer, head and step: its title and a heat map for each variant.
-
-    All heat maps of a metric have one color scale.
-    """
-    variants, by_figure = with_curves(comparison), list[tuple[str, list[Chart]]]()
-    for name, title, frame in _each_followed(tables.heads_over_steps(comparison), variants):
-        largest = max(1.0, *frame["value"])
-        domain = charts.SHARE if name.startswith("bos_mass") else (0.0, largest)
-        head = "key/value head" if name.startswith("value_drain") else "head"
-        variant_charts = [
-            Chart(f"{title}, {variant}", partial(
-                _over_steps, frame.filter(pl.col("variant") == variant), domain, head), variant)
-            for variant in variants if variant in frame["variant"]
-        ]  # fmt: skip
-        by_figure.append((title, variant_charts))
-    return by_figure
-
-
-def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> charts.Drawing:
-    """Draw a line of cells for each layer and head, called `head`, and a cell a diagnosis."""
-    places = frame.select("layer", "head").unique(maintain_order=True)
-    name = "layer" if places["head"].null_count() else f"layer, {head}"
-    label = pl.concat_str("layer", "head", separator=", ", ignore_nulls=True)
-    cells = frame.select("step", "value", place=label)
-    x = alt.X("step:O", title="training step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    order = places.select(label).to_series().to_list()
-    y = alt.Y("place:O", title=name, sort=order, axis=alt.Axis(labelOverlap=True))
-    tooltip = [alt.Tooltip("place:N", title=name), "step:Q", charts.tip("value", ".3~g")]
-    legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
-    chart = charts.heatmap(
-        charts.round_digits(cells), x, y, "value", legend, domain=domain, tooltip=tooltip
-    )
-    return chart.properties(height=18 * len(places), width="container")
 
 
 def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:

@@ -51,9 +51,6 @@ class TrainedRun:
     followed: pl.DataFrame
     """Figures over steps, `step`, `figure` and `value`: means over layers, and a task's excess
     loss; no rows where the configuration follows none."""
-    heads: pl.DataFrame
-    """The same for each layer and head: `step`, `figure`, `layer`, `head` and `value`; `head` is
-    null in figures of a layer, and a key/value head in the value drain."""
 
     @property
     def summary(self) -> RunSummary:
@@ -300,7 +297,7 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
     validation = pl.DataFrame(schema=VALIDATION)
     if done:
         validation = read_windows(run.path / "validation.parquet").sort("window")
-    config, trajectories, table = run.config, _read_trajectories(run), run.path / "metrics.parquet"
+    config, table = run.config, run.path / "metrics.parquet"
     metrics = read_frame(table, METRICS) if table.is_file() else run.logged(METRICS)
     return TrainedRun(
         path=run.path,
@@ -312,28 +309,16 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
         done=summary,
         metrics=metrics,
         validation=validation,
-        followed=_mean_over_layers(run, trajectories),
-        heads=trajectories.filter(
-            pl.col("head").is_not_null() | pl.col("head").is_null().all().over("figure")
-        ),
+        followed=_read_followed(run),
     )
 
 
-def _read_trajectories(run: Run) -> pl.DataFrame:
-    """Return what training logged of layers and heads: step, figure, layer, head, value."""
+def _read_followed(run: Run) -> pl.DataFrame:
+    """Return each followed metric's mean over layers by step, with validation's excess loss."""
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
-    variant, of_head = pl.col("variant"), pl.col("head").is_not_null()
-    # The paper's value drain is one number for all heads of a layer; "per_head" is one a head.
-    selected = block_outputs(run.trajectories()).filter(
-        (variant == "paper") | ((variant == "per_head") & of_head)
-    )
-    return selected.select("step", figure, "layer", "head", "value")
-
-
-def _mean_over_layers(run: Run, trajectories: pl.DataFrame) -> pl.DataFrame:
-    """Return each metric's mean over layers by step, with validation's excess loss."""
-    of_layers = trajectories.filter(pl.col("head").is_null())
-    frame = of_layers.group_by("step", "figure").agg(pl.col("value").mean()).sort("step")
+    of_layers = block_outputs(run.trajectories()).filter(pl.col("head").is_null(), variant="paper")
+    means = of_layers.group_by("step", figure).agg(pl.col("value").mean())
+    frame = means.sort("step", "figure")
     if frame.is_empty():
         return frame
     excess = [

@@ -158,7 +158,8 @@ def _train_in_world(
             with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
                 if first == 0 and run.header.initial is not None:
                     validate(training, 0)
-                if first == 0 and config.train.diagnose.from_the_start:
+                settings = config.train.diagnose
+                if first == 0 and settings.every and settings.heads:
                     record_diagnosis(training, 0)
                 _run_steps(training, progress)
                 switch(training.optimizer, train=False)

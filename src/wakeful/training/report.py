@@ -386,9 +386,6 @@ def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
         for growth in tables.sink_growth(comparison)
     ]  # fmt: skip
     curves_note = _which_curves(comparison)
-    scale_note = "One scale for all variants."
-    if len(comparison.seeds) > 1:
-        scale_note = f"Means over seeds. {scale_note}"
     yield Section("Heads over training steps", [
         Text(f"Means over layers and heads{bands_note}. A head that parks on BOS where it has "
              "nothing to do is a sink; one with an emptied value and a large residual norm is a "
@@ -399,9 +396,6 @@ def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
              "of the change over seeds leaves out zero.", "note"),
         *([Text(curves_note, "note")] if curves_note else []),
         SideBySide(curves, wide=True),
-        *(Fold(f"Each layer and head: {title}", [
-            Text(scale_note, "note"), SideBySide(heatmaps)])
-          for title, heatmaps in charts.head_charts(comparison)),
     ], brief=True)  # fmt: skip
 
 

@@ -189,30 +189,17 @@ def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
     `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
     Only steps that all of a variant's seeds have reached.
     """
-    means = _with_errors(_over_seeds(comparison, "followed", "figure", "variant", "step"), "value")
-    return means.select("figure", "variant", "step", "value", "error", "seeds")
-
-
-def heads_over_steps(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return the followed figures of layers and heads, means over seeds.
-
-    One row per `figure`, `variant`, `layer`, `head` and `step`, at steps that all of a variant's
-    seeds have reached; none where there is one layer of one head.
-    """
-    heads = _over_seeds(comparison, "heads", "figure", "variant", "layer", "head", "step")
-    several = pl.struct("layer", "head").n_unique().over("figure") > 1
-    return heads.filter(several).drop("seeds").with_columns(pl.col("value").list.mean())
-
-
-def _over_seeds(comparison: ComparedRuns, table: str, *keys: str) -> pl.DataFrame:
-    """Return the lists of all seeds' values by `keys`, at steps that all seeds have reached."""
+    keys = ("figure", "variant", "step")
     parts = [
-        getattr(run, table).with_columns(variant=pl.lit(variant))
+        run.followed.with_columns(variant=pl.lit(variant))
         for variant in comparison.with_curves
         for run in comparison.curves(variant)
     ]
     values = pl.concat(parts).group_by(keys).agg("value", seeds=pl.len()).sort(keys)
-    return values.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
+    complete = values.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
+    return _with_errors(complete, "value").select(
+        "figure", "variant", "step", "value", "error", "seeds"
+    )
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from wakeful.model.evaluating import evaluating
 from wakeful.probes.attention import BosMass, Entropy, Sinks, Values
 from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
 from wakeful.probes.hidden import Outliers, Smoothing
-from wakeful.probes.patterns import AttentionPictures
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.runs.distributed import World
-from wakeful.runs.records import HeadWeights, record
 from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
 from wakeful.training.setup import NO_AUTOCAST, Training
@@ -107,32 +105,6 @@ def diagnose_windows(
     )
 
 
-@torch.no_grad()
-def _logged_weights(training: Training, step: int) -> list[HeadWeights]:
-    """Return every head's attention weights among the first tokens of the first window.
-
-    Every process calls it. A causal model's weights do not depend on the tokens after them.
-    """
-    parallel, decoder = training.parallel, training.decoder
-    size = training.config.train.diagnose.attention
-    tokens = whole_windows(training.windows, 1)[0][:, :size]
-    config = decoder.config
-    probe = AttentionPictures(
-        layers=range(config.num_layers), heads=range(config.num_heads), size=size
-    )
-    with evaluating(decoder), training.probe_context, watch(decoder, probe):
-        parallel.call(decoder.hidden, tokens.to(training.device))
-    parallel.settle()
-    ids = tuple(tokens[0].tolist())
-    return [
-        HeadWeights(
-            step=step, layer=layer, head=head, tokens=ids,
-            weights=tuple(tuple(round(weight, 4) for weight in row) for row in picture.tolist()),
-        )
-        for (layer, head), picture in sorted(probe.pictures().items())
-    ]  # fmt: skip
-
-
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
     """Return the inputs of the first `number` windows without padding; the first row if none is."""
     complete = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
@@ -163,8 +135,6 @@ def figures(rows: Frame) -> dict[str, float]:
 def record_diagnosis(training: Training, step: int) -> None:
     """Measure the configured figures and record them; before the first step only those of heads."""
     settings, run = training.config.train.diagnose, training.run
-    for weights in _logged_weights(training, step) if settings.attention else ():
-        record(run, weights)
     probe_rows = diagnose_windows(
         training.parallel, training.windows, settings.num_sequences, autocast=training.probe_context
     )

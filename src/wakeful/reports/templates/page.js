@@ -6,8 +6,6 @@ const button = document.getElementById("theme");
 const system = matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 480;
 const PAPER = 640; // pixels, the width of a saved picture
-const FRAME = 350; // milliseconds a frame of a film
-const PAUSE = 10; // frames for which the last one stands
 const NEAREST = "the point nearest to the pointer";
 const hidden = new Set();
 const before = new Map(); // what was chosen in a chart when it was last drawn
@@ -95,7 +93,6 @@ async function drawOne(element, theme) {
     await choose(result.view, spec, before.get(element) || {});
     fade(result.view);
     offer(place, element);
-    if ("plays" in place.dataset) play(element, place, result.view, spec);
   } catch (error) {
     // One chart that fails does not take the others with it.
     place.textContent = `This chart could not be drawn: ${error.message}`;
@@ -121,24 +118,6 @@ async function drawMissing(within) {
   for (const element of within.querySelectorAll("script.spec")) {
     if (!drawn.has(element)) await drawOne(element, theme);
   }
-}
-
-// Choose one after the other from a chart's list, a while the last one, until a reader touches it.
-function play(element, place, view, spec) {
-  const { name, bind } = spec.params.find((each) => each.bind?.labels);
-  const last = bind.labels.length - 1;
-  let at = 0;
-  const timer = setInterval(() => {
-    if (drawn.get(element)?.view !== view) return clearInterval(timer);
-    view.signal(name, Math.min(at, last)).run();
-    at = at < last + PAUSE ? at + 1 : 0;
-  }, FRAME);
-  const hold = () => {
-    clearInterval(timer);
-    delete place.dataset.plays;
-  };
-  for (const touch of ["pointerdown", "keydown"]) place.addEventListener(touch, hold);
-  if (matchMedia("(prefers-reduced-motion: reduce)").matches) hold();
 }
 
 function then(work) {
