@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.cli.command import parse
+from wakeful.cli.command import parse_arguments
 from wakeful.cli.verbs import VERBS
 from wakeful.config.keywords import fill_options
 from wakeful.config.model import ModelConfig
@@ -420,7 +420,7 @@ def test_a_tokenizer_that_is_given_leaves_out_the_size_of_one_to_train() -> None
     assert both["data"]["vocab_size"] == 99
     found = config_from("activation-small", data={"tokenizer": "mine"}).data
     assert (found.tokenizer, found.vocab_size) == ("mine", DataConfig.vocab_size)
-    _, table = parse("train", VERBS["train"], ["--data.tokenizer", "mine"])
+    _, table = parse_arguments("train", VERBS["train"], ["--data.tokenizer", "mine"])
     data = fill_options(Config, table, config_from(base)).data
     assert (data.tokenizer, data.vocab_size) == ("mine", DataConfig.vocab_size)
     with pytest.raises(WakefulError, match="is for a tokenizer that is trained"):
