@@ -1,7 +1,6 @@
 """Rows dealt out over workers: each an ordinary run, gone on with where its worker was killed."""
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -26,7 +25,6 @@ from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 from wakeful.training import cluster
 from wakeful.training.cluster import (
-    Call,
     JobResult,
     Work,
     cluster_of,
@@ -93,7 +91,7 @@ class Submitit:
         self.most = max(self.most, under_way + 1)
 
         def worked() -> str:
-            ((_, *_, place), *_) = given[0]  # the first row's call
+            (_, *_, place) = given[0]  # the row's call
             if self.fails.get(place, 0):
                 self.fails[place] -= 1
                 raise OSError("Job not requeued because: the machine is gone")
@@ -155,46 +153,13 @@ def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
         distribute_work([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
 
 
-def test_small_rows_share_a_job_and_a_large_one_has_its_own(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = stand_in(monkeypatch, {})
-    batches: list[list[str]] = []
-    real = cluster.run_calls
-
-    def seen(calls: list[Call]) -> list[JobResult]:
-        batches.append([str(arguments[-1])[-1] for _, *arguments in calls])
-        return real(calls)
-
-    monkeypatch.setattr(cluster, "run_calls", seen)
-    monkeypatch.setattr(cluster, "estimate_seconds", lambda operations, device: operations)
-    costs = [1.0, 1.0, 1.0, 1.0, math.inf, 30.0, 30.0, 30.0]
-    several = [Costly(f"row {n}", tmp_path / str(n), cost) for n, cost in enumerate(costs)]
-    distribute_work(several, cluster_of("slurm(workers=2)"), tmp_path, Notes())
-    # A minute at most; where less is left, half of it each.
-    assert batches == [["0", "1", "2", "3"], ["4"], ["5"], ["6"], ["7"]]
-    batches.clear()
-    again = [Costly(f"row {n}", tmp_path / f"again-{n}", 1.0) for n in range(7)]
-    distribute_work(again, cluster_of("slurm(workers=2)"), tmp_path, Notes())
-    assert batches == [["0", "1", "2"], ["3", "4"], ["5"], ["6"]]
-    assert len(made.jobs) == 9
-
-
-def test_a_job_of_several_rows_that_ends_is_gone_on_with(
+def test_a_row_that_is_stopped_goes_on_before_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [Costly(f"row {n}", tmp_path / str(n), 1.0) for n in range(4)]
+    stand_in(monkeypatch, {})
+    stopped = [Piece("one", tmp_path / "a"), Piece("two", tmp_path / "b", stops=1),
+               Piece("three", tmp_path / "c")]  # fmt: skip
     notes = Notes()
-    made = stand_in(monkeypatch, {str(rows[0].folder): 1})
-    distribute_work(rows, cluster_of("slurm(workers=1)"), tmp_path, notes)
-    assert all(row.done for row in rows)
-    assert len(made.jobs) == 2
-    assert notes.lines[0].startswith("row 0: its job ended")
-    assert notes.lines[1:] == [f"row {n} is done ({n + 1} of 4)" for n in range(4)]
-    # What was stopped in the middle of a job is done first in the next, and the rest after it.
-    stopped = [Costly("one", tmp_path / "a", 1.0), Costly("two", tmp_path / "b", 1.0, stops=1),
-               Costly("three", tmp_path / "c", 1.0)]  # fmt: skip
-    notes.lines.clear()
     distribute_work(stopped, cluster_of("slurm(workers=1)"), tmp_path, notes)
     assert [line.partition(" is")[0] for line in notes.lines] == [
         "one", "two: its job ended (it was stopped); it goes on in another", "two", "three",
@@ -206,9 +171,9 @@ def test_what_waits_for_another_begins_after_it(
 ) -> None:
     stand_in(monkeypatch, {})
     notes = Notes()
-    first = Costly("first", tmp_path / "first", math.inf, fault="it broke")
-    heir = Costly("heir", tmp_path / "heir", math.inf, after=("first",))
-    other = Costly("other", tmp_path / "other", math.inf)
+    first = Piece("first", tmp_path / "first", fault="it broke")
+    heir = Piece("heir", tmp_path / "heir", after=("first",))
+    other = Piece("other", tmp_path / "other")
     where = cluster_of("slurm(workers=1)")
     faults = distribute_work([heir, first, other], where, tmp_path, notes, may_fail=True)
     assert faults == {"first": "it broke"}
@@ -231,25 +196,22 @@ def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Submitit, "submit", submit)
     for where in ("local(workers=3)", "local(workers=99)", "slurm(workers=3)"):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        distribute_work(
-            [Costly("row", tmp_path / where, 1.0)], cluster_of(where), tmp_path, Notes()
-        )
+        distribute_work([Piece("row", tmp_path / where)], cluster_of(where), tmp_path, Notes())
         assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     distribute_work(
-        [Costly("row", tmp_path / "own", 1.0)], cluster_of("local(workers=3)"), tmp_path, Notes()
+        [Piece("row", tmp_path / "own")], cluster_of("local(workers=3)"), tmp_path, Notes()
     )
     assert threads == ["2", "1", None, "5"]
 
 
-class Costly(Work):
-    """Work that takes so many operations."""
+class Piece(Work):
+    """Work that fails, or is stopped so many times."""
 
     def __init__(
-        self, label: str, place: Path, operations: float, after: tuple[str, ...] = (),
-        fault: str = "", stops: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(label, place, (done_at, fault, stops, str(place)), after, operations)
+        self, label: str, place: Path, after: tuple[str, ...] = (), fault: str = "", stops: int = 0
+    ) -> None:
+        super().__init__(label, place, (done_at, fault, stops, str(place)), after)
 
     @property
     def done(self) -> bool:
@@ -272,7 +234,7 @@ class Preempted(Work):
     """Work whose every job but the last is ended, having saved a step."""
 
     def __init__(self, label: str, place: Path) -> None:
-        super().__init__(label, place, (step, str(place)), operations=1.0)
+        super().__init__(label, place, (step, str(place)))
 
     @property
     def done(self) -> bool:
@@ -482,7 +444,7 @@ with lock_file(Path(sys.argv[1]), "taken"):
 """
 WORKS = """
 import os, sys, time
-from wakeful.training.cluster import run_calls
+from wakeful.training.cluster import run_call
 
 os.environ["SUBMITIT_EXECUTOR"] = "local"
 
@@ -490,7 +452,7 @@ def work(_):
     print("works", flush=True)
     time.sleep(600)
 
-run_calls([(work, "")], sys.argv[1])
+run_call((work, ""), sys.argv[1])
 """
 
 

@@ -5,8 +5,6 @@
 """
 
 import collections
-import itertools
-import math
 import os
 import secrets
 import shutil
@@ -22,14 +20,12 @@ from typing import Any
 from wakeful.config.rules import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.data.tasks.base import task_of
-from wakeful.device import choose_device, estimate_seconds
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.distributed import set_signal_handler
 from wakeful.runs.run import await_release, disk_errors, is_done, lock_file, refuse_link
 from wakeful.terminal.display import Display
 from wakeful.training.loop import train_run
 from wakeful.training.setup import admit_parts
-from wakeful.training.size import run_operations
 from wakeful.variants import build_call
 from wakeful.variants.plugins import import_optional
 
@@ -39,8 +35,6 @@ _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two checks of the jobs."""
 _SAVES = 60.0
 """Seconds in which a worker of this machine ends its step and saves it."""
-BATCH_SECONDS = 60.0
-"""Seconds that a job of several small rows takes, very roughly; a process needs ten to start."""
 _LOGS = "jobs"
 _COMMAND = ".command"
 """Lock file beside the logs' folders, held by a command while it distributes work."""
@@ -90,8 +84,6 @@ class Work:
     """The function that the job calls, and its arguments."""
     after: Collection[str] = ()
     """Labels of the work that must have ended before it begins."""
-    operations: float = math.inf
-    """Floating-point operations that it takes, very roughly; inf has a job of its own."""
     shows_done: bool = True
     """True where the run in its folder shows when it is done; otherwise only its job does."""
 
@@ -103,8 +95,7 @@ class Work:
 
 def run_work(label: str, config: Config, folder: Path) -> Work:
     """Return the training of a run, from its newest checkpoint if there is one."""
-    call = train_row, config_to_table(config), str(folder)
-    return Work(label, folder, call, operations=run_operations(config))
+    return Work(label, folder, (train_row, config_to_table(config), str(folder)))
 
 
 def cluster_of(expression: str) -> Cluster:
@@ -135,7 +126,7 @@ def distribute_work(
     may_diverge: Container[str] = (),
     may_fail: bool = False,
 ) -> dict[str, str]:
-    """Run unfinished rows in jobs, at most `cluster.workers` at a time; small rows share a job.
+    """Run unfinished rows in a job each, at most `cluster.workers` at a time.
 
     A row whose job ends early continues in a new one, from its newest checkpoint. Logs go to a new
     folder below `folder`/jobs; all machines must see it and the rows' folders. submitit unpickles
@@ -151,7 +142,7 @@ def distribute_work(
     """
     submitit, command = _import_submitit(), folder / _LOGS / _COMMAND
     logs = command.with_name(secrets.token_hex(8))
-    jobs = dict[int, tuple[list[Work], Any]]()
+    jobs = dict[int, tuple[Work, Any]]()
     locked = (
         f"another command distributes work in {folder}, or the workers of one that was killed are "
         "saving their step: wait a minute, then give the command again"
@@ -163,26 +154,19 @@ def distribute_work(
     with lock_file(command, locked), ExitStack() as cleanup:
         executor = _make_executor(submitit, cluster, logs)
         remaining = [row for row in rows if not row.done]
-        queue = _Queue(remaining, cluster.workers, logs, may_diverge, may_fail)
+        queue = _Queue(remaining, logs, may_diverge, may_fail)
         cleanup.callback(
             set_signal_handler, signal.SIGTERM, set_signal_handler(signal.SIGTERM, _stop)
         )
         cleanup.callback(lambda: _end_jobs([job for _, job in jobs.values()], cluster))
         while queue.waiting or jobs:
             for slot in range(cluster.workers):
-                if slot not in jobs and (batch := queue.take_batch()):
-                    job = _submit(executor, cluster, slot, batch, command)
-                    jobs[slot] = batch, job
-            for slot, (batch, job) in list(jobs.items()):
-                if not job.done():
-                    for row in itertools.takewhile(lambda row: row.done, batch):
-                        queue.note_done(row, show)
-                    continue
-                del jobs[slot]
-                for row, result in zip(batch, _job_results(submitit, job, batch), strict=False):
-                    queue.take_result(row, result, show)
-                unfinished = [row for row in batch if row.label in queue.remaining]
-                queue.waiting = unfinished + queue.waiting
+                if slot not in jobs and (row := queue.take()):
+                    jobs[slot] = row, _submit(executor, cluster, slot, row, command)
+            for slot, (row, job) in list(jobs.items()):
+                if job.done():
+                    del jobs[slot]
+                    queue.take_result(row, _job_result(submitit, job), show)
             time.sleep(_PAUSE[cluster.engine] if jobs else 0)
     return queue.faults
 
@@ -193,53 +177,38 @@ class _Queue:
     def __init__(
         self,
         rows: Sequence[Work],
-        workers: int,
         logs: Path,
         may_diverge: Container[str],
         may_fail: bool,
     ) -> None:
         """Queue rows and count their tries; see `distribute_work` for the arguments."""
-        self.waiting, self.total, self.workers, self.logs = list(rows), len(rows), workers, logs
+        self.waiting, self.total, self.logs = list(rows), len(rows), logs
         self.may_diverge, self.may_fail = may_diverge, may_fail
         self.remaining = {row.label for row in rows}
         """Labels of unfinished rows."""
         self.faults: dict[str, str] = {}
         self.tries: collections.Counter[str] = collections.Counter()
         self.saved: dict[str, set[str]] = {}
-        self.speed = estimate_seconds(1.0, choose_device("auto")) if rows else 0.0
 
-    def take_batch(self) -> list[Work]:
-        """Take the next job's rows: those that may begin, in order, up to a worker's share.
-
-        The share is of the waiting rows, so that the last jobs are short and end together.
-        """
-        ready = [row for row in self.waiting if self.remaining.isdisjoint(row.after)]
-        times = [self.speed * row.operations for row in ready]
-        limit = min(BATCH_SECONDS, sum(times) / self.workers)
-        totals = list(itertools.accumulate(times))
-        batch = [row for row, until in zip(ready, totals, strict=True) if until <= limit]
-        batch = batch or ready[:1]
-        labels = {row.label for row in batch}
-        self.waiting = [row for row in self.waiting if row.label not in labels]
-        for row in batch:
-            self.saved[row.label] = _checkpoints_of(row.folder)
-        return batch
-
-    def note_done(self, row: Work, show: Display) -> None:
-        """Report once that a row is done."""
-        if row.label in self.remaining:
-            self.remaining.discard(row.label)
-            show.note(f"{row.label} is done ({self.total - len(self.remaining)} of {self.total})")
+    def take(self) -> Work | None:
+        """Take the first row that may begin; None where none may."""
+        for row in self.waiting:
+            if self.remaining.isdisjoint(row.after):
+                self.waiting.remove(row)
+                self.saved[row.label] = _checkpoints_of(row.folder)
+                return row
+        return None
 
     def take_result(self, row: Work, result: JobResult, show: Display) -> None:
-        """Record the result of a row whose job has ended, to be retried if a signal stopped it.
+        """Record the result of a row whose job has ended; one that a signal stopped waits again.
 
         Raises:
             WakefulError: the row failed and may not.
         """
         fault = result.fault
         if not fault or row.done:  # a signal may come after the last step
-            self.note_done(row, show)
+            self.remaining.discard(row.label)
+            show.note(f"{row.label} is done ({self.total - len(self.remaining)} of {self.total})")
             return
         if result.stopped:
             if _checkpoints_of(row.folder) != self.saved[row.label]:
@@ -247,6 +216,7 @@ class _Queue:
             self.tries[row.label] += 1
             if self.tries[row.label] < TRIES:
                 show.note(f"{row.label}: its job ended ({fault}); it goes on in another")
+                self.waiting.insert(0, row)
                 return
             fault = (
                 f"{TRIES} jobs in a row ended before they had saved a step, the last with {fault}; "
@@ -317,19 +287,12 @@ def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
     return job_result(work)
 
 
-def run_calls(calls: Sequence[Call], command: str = "") -> list[JobResult]:
-    """Do a job's rows one after another, up to one that is stopped; return their results.
-
-    A worker of this machine ends with the process that holds the lock file `command`.
-    """
+def run_call(call: Call, command: str = "") -> JobResult:
+    """Do a job's work; a worker of this machine ends with the process that holds `command`."""
     if command and os.environ.get(_ENGINE) == "local":
         _end_with(command)
-    ended: list[JobResult] = []
-    for function, *arguments in calls:
-        ended.append(function(*arguments))
-        if ended[-1].stopped:
-            break
-    return ended
+    function, *arguments = call
+    return function(*arguments)
 
 
 def job_result(work: Callable[[], object]) -> JobResult:
@@ -354,21 +317,18 @@ def _make_executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     return executor
 
 
-def _submit(
-    executor: Any, cluster: Cluster, slot: int, batch: Sequence[Work], command: Path
-) -> Any:
-    """Submit a job for a batch of rows; a local one uses the GPUs of its slot."""
-    calls = [row.call for row in batch]
+def _submit(executor: Any, cluster: Cluster, slot: int, row: Work, command: Path) -> Any:
+    """Submit a row's job; a local one uses the GPUs of its slot."""
     if cluster.engine == "local" and cluster.gpus:
         gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
         executor.update_parameters(visible_gpus=list(gpus))
     if cluster.engine != "local":
-        return executor.submit(run_calls, calls)
+        return executor.submit(run_call, row.call)
     # What begins now ignores a terminal's Ctrl-C: the command ends it in its own way.
     handler = set_signal_handler(signal.SIGINT, signal.SIG_IGN)
     try:
         with _divide_cores(cluster.workers):
-            return executor.submit(run_calls, calls, str(command))
+            return executor.submit(run_call, row.call, str(command))
     finally:
         set_signal_handler(signal.SIGINT, handler)
 
@@ -388,15 +348,13 @@ def _divide_cores(workers: int) -> Iterator[None]:
         del os.environ[THREADS]
 
 
-def _job_results(submitit: Any, job: Any, batch: Sequence[Work]) -> list[JobResult]:
-    """Return the outcomes of an ended job's rows, up to its end; a killed one was stopped."""
+def _job_result(submitit: Any, job: Any) -> JobResult:
+    """Return the result of an ended job; a killed one was stopped."""
     try:
         return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        fault = lines[-1].strip()[:200] if lines else type(error).__name__
-        finished = [JobResult() for _ in itertools.takewhile(lambda row: row.done, batch)]
-        return [*finished, JobResult(fault, stopped=True)][: len(batch)]
+        return JobResult(lines[-1].strip()[:200] if lines else type(error).__name__, stopped=True)
 
 
 def _import_submitit() -> Any:

@@ -18,8 +18,6 @@ from wakeful.training.cluster import (
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
 
-_LOOK = 0.1
-"""What looking at a model takes, as a share of its training, very roughly."""
 Judge = Callable[[str, Path], object]
 """What looks at an exhibit's runs and judges its claims, given its name and folder."""
 
@@ -61,13 +59,11 @@ def dealt_out(
         own = _work_of(plan, runs, f"{plan.exhibit.name}: " if judge else "", labels, baselines)
         work |= {path: each for path, each in own.items() if path not in work}
         if judge:
-            costs = [(each.operations, each.stage) for each in plan.pieces.values()]
-            operations = sum(cost * (1 if stage == "reading" else _LOOK) for cost, stage in costs)
             after = {work[path].label for path in own}
             name, own_place = plan.exhibit.name, folder.absolute()
             call = judge_one, judge, name, str(own_place)
             # A page is written anew, whatever is there.
-            work[folder] = Work(name, own_place, call, after, operations, shows_done=False)
+            work[folder] = Work(name, own_place, call, after, shows_done=False)
     runs_of = {each.label for each in work.values() if each.call[0] is train_row}
     may_diverge = runs_of - baselines
     names = [plan.exhibit.name for plan in plans.values()]
