@@ -12,7 +12,7 @@ import yaml
 
 import wakeful
 from training.runs import tiny, write_text
-from wakeful.cli.command import parse
+from wakeful.cli.command import parse_arguments
 from wakeful.cli.verbs import VERBS
 from wakeful.config.commands import _flags, command_of
 from wakeful.config.keywords import fill_options
@@ -144,7 +144,7 @@ INHERITED = [
 @pytest.mark.parametrize("options", INHERITED, ids=range(len(INHERITED)))
 def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions) -> None:
     flags = " ".join(_flags(to_table(options), to_table(InheritOptions())))
-    _, table = parse("inherit", VERBS["inherit"], shlex.split(flags))
+    _, table = parse_arguments("inherit", VERBS["inherit"], shlex.split(flags))
     assert fill_options(InheritOptions, table) == options
 
 
@@ -156,5 +156,5 @@ def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions
 def test_the_command_of_a_verb_gives_its_options(verb: str, options: object) -> None:
     command, name, *flags = shlex.split(command_of(verb, options, "a model"))[1:]
     assert (command, name) == (verb, "a model")
-    names, table = parse(verb, VERBS[verb], [name, *flags])
+    names, table = parse_arguments(verb, VERBS[verb], [name, *flags])
     assert (names, fill_options(type(options), table)) == ([name], options)
