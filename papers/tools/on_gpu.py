@@ -38,7 +38,7 @@ from wakeful.config.tables import merged, on_preset
 from wakeful.data.preparing import prepare
 from wakeful.device import H100
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.estimates import mean_and_error, with_interval
+from wakeful.estimates import mean_and_error, format_interval
 from wakeful.inheritance.result import Inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training.size import run_size
@@ -403,7 +403,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             moves = [a - b for a, b in pairs if a is not None and b is not None]
             if moves:
                 mean, error = mean_and_error(moves)
-                change = with_interval(mean, error, len(moves), sign="+")
+                change = format_interval(mean, error, len(moves), sign="+")
                 lines.append(f"{name} against {baseline}, {figure}: {change}, {len(moves)} seeds")
     return lines
 
