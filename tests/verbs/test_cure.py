@@ -3,6 +3,7 @@
 import html
 import json
 import shlex
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -373,9 +374,14 @@ def test_sinks_are_written_and_read(given: dict, ended: Path, words: str, tmp_pa
     tokens = torch.arange(40).view(2, 20)
     theirs = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     with torch.no_grad():
-        expected = found.model.logits(tokens)
-        for one in (wakeful.load(out).logits(tokens), theirs(tokens).logits):
-            torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+        exact = deepcopy(found.model.decoder()).double()(tokens)
+
+        def rounding(logits: torch.Tensor) -> float:
+            return (logits - exact).square().mean().sqrt().item()
+
+        expected = rounding(found.model.logits(tokens))
+        for read in (wakeful.load(out).logits(tokens), theirs(tokens).logits):
+            assert rounding(read) < 2 * expected  # orders of the same sums: 0.9 to 1.5
         said = theirs.generate(tokens[:1], max_new_tokens=5, do_sample=False)  # with a cache
         read = found.model.logits(said[:, :-1])[0, 19:]
     assert said[0, 20:].tolist() == read.argmax(-1).tolist()
