@@ -521,5 +521,5 @@ def test_a_folder_that_is_called_by_a_dot_is_named(
 ) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path / "model")
-    for name, said in ((".", "model"), ("./", "model"), ("..", tmp_path.name), ("a/b", "b")):
+    for name, said in ((".", "model"), ("./", "model"), ("..", tmp_path.name), ("a/b.gguf", "b")):
         assert choose_out("evaluate", [name], EvaluateOptions()).out == f"runs/evaluate-{said}"

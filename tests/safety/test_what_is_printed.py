@@ -126,10 +126,13 @@ def test_a_name_writes_no_section_of_a_card(folder: Path, tmp_path: Path) -> Non
     run.write_json(summary.name, table)
     run.update(initial={"reference": HOSTILE, "arm": HOSTILE, "layers": [0]})
     model = load(work, device="cpu")
-    card = model_card(model, "llama\n\n# Own", f"wakeful export '{HOSTILE}' x")
+    figures = [("mean max |x|", HOSTILE, "1")]
+    card = model_card(model, "llama\n\n# Own", f"wakeful export '{HOSTILE}' x", figures=figures)
     read = ModelCard(card)
     headings = [line for line in read.text.splitlines() if line.startswith("#")]
-    assert headings[1:] == ["## Lineage", "## Data", "## Figures", "## Commands"]
+    sections = ("Lineage", "Data", "Figures", "Before and after", "Commands")
+    assert headings[1:] == [f"## {section}" for section in sections]
+    assert "| mean max \\|x\\| | mine" in read.text  # a bar within a cell ends none
     assert read.text.count("\n```") == 2  # how to load it
     assert "<script>" not in re.sub(r"\\<|    .*", "", read.text)
     assert not re.search(r"(?<!\\)\[run", read.text.partition("## Commands")[0])

@@ -203,7 +203,7 @@ def choose_out(verb: str, models: list[str], options: Any) -> Any:
     """Return `options` with an output folder: the one given, or a free runs/VERB-MODEL."""
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
-    model_name = os.path.basename(os.path.abspath(models[0]))
+    model_name = os.path.basename(os.path.abspath(models[0])).removesuffix(".gguf")
     out = options.out or str(free_folder(f"runs/{verb}-{model_name}"))
     return dataclasses.replace(options, out=out)
 

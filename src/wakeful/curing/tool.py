@@ -202,7 +202,7 @@ class Cure(_CuredModel, MeasuredResult):
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
             done=[f"{label}: {text}" for label, text in self.done],
-            figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
+            figures=self._figures(),
         )  # fmt: skip
         kind, module = self.model.export_dtype, self.model.module
         files = {"tokenizer": tokenizer, "dtype": kind, "types": self.model.types, "card": card}

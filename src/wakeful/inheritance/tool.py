@@ -119,7 +119,8 @@ def inherit(
             with Run.open(out).naming_modules():
                 job = _reopen(out, display, world)
         else:
-            out = Path(options.out or f"runs/inherit-{Path(source_name(reference)).name}")
+            name = Path(source_name(reference)).name.removesuffix(".gguf")
+            out = Path(options.out or f"runs/inherit-{name}")
             request = _Request(reference, tokenizer, options, out, display, world)
             if options.heal.by == "none":
                 return request.write_untrained()

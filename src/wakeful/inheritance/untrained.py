@@ -193,8 +193,8 @@ class UntrainedHeir:
             model, stock_architecture(decoder.config)[0],
             command_of("inherit", self.options, self.source),
             source=self.reference, done=changes,
-            figures=[f"| loss, nats per token, ± the {INTERVAL} | {before} | {after} |",
-                     f"| over the reference, paired | | {cost} |"],
+            figures=[(f"loss, nats per token, ± the {INTERVAL}", before, after),
+                     ("over the reference, paired", "", cost)],
         )  # fmt: skip
         export_decoder(
             decoder, self.path, tokenizer=model.wakeful_tokenizer, dtype=model.export_dtype,

@@ -30,7 +30,7 @@ def model_card(
     *,
     source: Model | None = None,
     done: Iterable[str] = (),
-    figures: Iterable[str] = (),
+    figures: Iterable[tuple[str, str, str]] = (),
 ) -> str:
     """Return the card of a model that is exported as Transformers' `kind` by this command.
 
@@ -84,7 +84,7 @@ def quantized_card(
     command: str,
     *,
     done: Iterable[str],
-    figures: Iterable[str] = (),
+    figures: Iterable[tuple[str, str, str]] = (),
 ) -> str:
     """Return the card of a quantized model of `source`, saved as compressed-tensors.
 
@@ -130,8 +130,8 @@ def _format_origin(source: str, done: Iterable[str]) -> list[str]:
     return [f"Made of {escape_markdown(source)}, whose license holds here too:\n\n{lines_made}\n"]
 
 
-def _format_figures(rows: Iterable[str]) -> list[str]:
-    table = "\n".join(map(escape_controls, rows))
+def _format_figures(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    table = "\n".join(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows)
     return (
         [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
     )

@@ -71,16 +71,16 @@ _ALIKE = 0.05
 """Errors of layers that differ by less, in the median, are nearly the same."""
 
 
-def before_and_after(damage: Damage, scheme: str = "") -> Iterator[str]:
-    """Yield a scheme's figures, by default the last one's, as rows of a model card's table."""
+def before_and_after(damage: Damage, scheme: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield a scheme's figures, by default the last one's: a label, and both models' figures."""
     full = damage_summary(damage)
     names = [*damage.schemes]
     figures = full["schemes"][names.index(scheme or names[-1])]
     count = full["sequences"]
     before, after = perplexity_words(full, count), perplexity_words(figures, count)
     text = f"{count} windows of a text, {full['tokens']:,} tokens, {INTERVAL}"
-    yield f"| perplexity on {text} | {before} | {after} |"
-    yield f"| MB | {damage.full_bytes / 1e6:,.2f} | {figures['bytes'] / 1e6:,.2f} |"
+    yield f"perplexity on {text}", before, after
+    yield "MB", f"{damage.full_bytes / 1e6:,.2f}", f"{figures['bytes'] / 1e6:,.2f}"
 
 
 def with_intervals(figures: Mapping[str, Any], count: int) -> dict[str, str]:
