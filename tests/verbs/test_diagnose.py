@@ -319,6 +319,8 @@ def test_tokens_and_heads_are_kept(text: Path, llama: Path, tmp_path: Path) -> N
     )  # fmt: skip
     (found,) = read_diagnosis(tmp_path / "out")
     (model,) = done.models
+    (step,) = done.report.steps
+    assert step.command.endswith(f" --text {text}")  # the next command reads the same text
     assert found.tokens == model.tokens
     assert len(found.tokens) == 12
     assert found.attention is not None

@@ -222,9 +222,11 @@ def _describe_problems(diagnosis: ModelDiagnosis) -> str:
     return listed(adjectives[finding.level] + names[finding.title] for finding in problems)
 
 
-def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> list[NextStep]:
+def next_steps(
+    diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str], reading: str = ""
+) -> list[NextStep]:
     """Return the commands to run next: a cure for each sick model, or one `wakeful quantize` for
-    all healthy ones.
+    all healthy ones, by the options `reading` on the text of the diagnosis.
     """
     cures = [
         _suggest_cure(diagnosis, source)
@@ -236,7 +238,7 @@ def next_steps(diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str]) -> l
         names = listed(diagnoses[n].name for n in healthy)
         models = shlex.join(sources[n] for n in healthy)
         steps.append(NextStep(f"nothing to cure in {names}; see what quantization does",
-                          f"wakeful quantize {models}"))  # fmt: skip
+                          f"wakeful quantize {models} {reading}".rstrip()))  # fmt: skip
     return steps
 
 
@@ -288,14 +290,15 @@ def diagnosis_report(
     method: Mapping[str, str] | None = None,
     done: Sequence[tuple[str, str]] = (),
     sources: Sequence[str] = (),
+    reading: str = "",
     steps: Sequence[NextStep] | None = None,
     worse: Collection[str] = (),
 ) -> Report:
     """Return the report of models' measurements on a text.
 
     `done` lists the cures of the last of several models as (name, description); `sources` name the
-    models in suggested commands; `steps` replaces the suggestions; `worse` are the models whose
-    cure cost loss.
+    models in suggested commands, which read the text by the options `reading`; `steps` replaces the
+    suggestions; `worse` are the models whose cure cost loss.
     """
     names, many = _names(diagnoses), len(diagnoses) > 1
     named = sources if len(sources) == len(diagnoses) else names
@@ -342,7 +345,7 @@ def diagnosis_report(
                  "residual_peak", "kurtosis"),
         method_section([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
-    steps = next_steps(diagnoses, named) if steps is None else steps
+    steps = next_steps(diagnoses, named, reading) if steps is None else steps
     sentences = [*diagnosis_headlines(diagnoses, worse), *_without_command(diagnoses)]
     return Report(title or f"Diagnosis of {', '.join(names)}", sentences, steps, sections)
 

@@ -41,6 +41,8 @@ class Diagnosis(MeasuredResult):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
+    reading: str = ""
+    """Options by which another command reads the same text."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -60,7 +62,9 @@ class Diagnosis(MeasuredResult):
     @property
     def report(self) -> Report:
         """Attention sinks, lazy layers, drained values and outliers of each model."""
-        return diagnosis_report(self.models, method=self.method, sources=self.sources)
+        return diagnosis_report(
+            self.models, method=self.method, sources=self.sources, reading=self.reading
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write the rows, the tokens, summary.json and report.html to a new folder; return it."""
@@ -127,7 +131,8 @@ def diagnose(
         }
         result = Diagnosis(
             models=tuple(diagnoses), method=method, machine=run.machine,
-            sources=tuple(source_name(source) for source in models), figures=options.figures,
+            sources=tuple(source_name(source) for source in models), reading=options.text_flags,
+            figures=options.figures,
         )  # fmt: skip
         run.keep(result)
     return result
