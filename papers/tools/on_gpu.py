@@ -38,7 +38,7 @@ from wakeful.config.tables import merged, on_preset
 from wakeful.data.preparing import prepare
 from wakeful.device import H100
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.estimates import mean_and_error, format_interval
+from wakeful.estimates import format_interval, mean_and_error
 from wakeful.inheritance.result import Inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training.size import run_size
