@@ -185,7 +185,6 @@ def evaluate(
     num_sequences: int = 0,
     lambada: str = "",
     choices: str = "",
-    labels: str = "",
     tasks: Iterable[str] | str = (),
     shots: int = 0,
     limit: int = 0,
@@ -222,9 +221,7 @@ def evaluate(
             named, else 64.
         lambada: JSON lines {"text": ...}: predict the last word.
         choices: JSON lines {"question" or "context", "choices", "answer"}, or PIQA's {"goal",
-            "sol1", "sol2"}: choose the answer.
-        labels: The answers to choices, one number a line from 0, where they are in a file of
-            their own.
+            "sol1", "sol2", "label"}: choose the answer.
         tasks: Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each
             question; their data comes from the Hugging Face hub.
         shots: Solved examples before each question of tasks that are named without.

@@ -23,30 +23,6 @@ def test_examples_are_read(tmp_path: Path) -> None:
     assert [choice.answer for choice in choices] == [0, 2, 1, 1]
 
 
-def test_labels_have_a_file_of_their_own(tmp_path: Path) -> None:
-    bare = [{k: v for k, v in row.items() if k not in ("answer", "label")} for row in CHOICES]
-    file = write_lines(tmp_path / "c.jsonl", bare)
-    labels = tmp_path / "labels.lst"
-    labels.write_text("1\n2\n0\n1\n")
-    assert [choice.answer for choice in read_choices(file, labels)] == [1, 2, 0, 1]
-    labels.write_text("1\n2\n0\n")
-    with pytest.raises(WakefulError, match=r"has 3 labels, and .* 4 examples"):
-        read_choices(file, labels)
-    labels.write_text("1\n2\nyes\n1\n")
-    with pytest.raises(WakefulError, match="line 3: 'yes' is not a label"):
-        read_choices(file, labels)
-    labels.write_text("1\n3\n0\n1\n")
-    with pytest.raises(
-        WakefulError, match=r"labels.lst, line 2: the answer 3 is not one of 0 to 2"
-    ):
-        read_choices(file, labels)
-    labels.write_text("1\n2\n0\n1\n")
-    with pytest.raises(WakefulError, match="labels are given too"):
-        read_choices(write_lines(tmp_path / "both.jsonl", CHOICES), labels)
-    with pytest.raises(WakefulError, match="No such file"):
-        read_choices(file, tmp_path / "none.lst")
-
-
 def test_a_line_may_hold_other_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "l.jsonl"
     rows = "\n\n".join(json.dumps({"text": f"a\u2028b{n} c"}, ensure_ascii=False) for n in (1, 2))
@@ -83,7 +59,7 @@ def test_bad_completions_are_named_by_line(tmp_path: Path, content: str, message
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "q", "choices": ["a", "b"]}, "no field 'answer'; add it, or name"),
+        ({"question": "q", "choices": ["a", "b"]}, "no field 'answer', the number"),
         ({"goal": "g", "sol1": "a", "sol2": "b"}, "no field 'label'"),
         ({"goal": "g", "sol1": "a", "label": 0}, "no field 'sol2'"),
         ({"question": "q", "choices": ["a", "b"], "answer": 2}, "answer 2 is not one of 0 to 1"),

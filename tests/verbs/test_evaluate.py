@@ -169,7 +169,6 @@ def test_bad_input_is_one_line_and_writes_nothing(
         capsys, model, *words, "--batch_size", "0"
     )
     assert "--limit 5 needs --lambada or --choices" in fails(capsys, model, *words, "--limit", "5")
-    assert "--labels x needs --choices" in fails(capsys, model, *words, "--labels", "x")
     short = tmp_path / "short.txt"
     short.write_text("x")
     few = ["--text", str(short), "--length", "16", *where]
@@ -182,11 +181,6 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "line 6: no field 'text'" in fails(capsys, model, *lambada, *where)
     assert "stride is for a text" in fails(capsys, model, *lambada, "--stride", "5", *where)
     assert "must not be negative" in fails(capsys, model, *lambada, "--limit=-2", *where)
-    choices = ["--choices", write_lines(tmp_path / "c.jsonl", CHOICES)]
-    labels = tmp_path / "labels.lst"
-    labels.write_text("1\n")
-    message = fails(capsys, model, *choices, "--labels", str(labels), *where)
-    assert "has 1 labels" in message
     assert not out.exists()
     assert not list(tmp_path.glob(".out*"))
 

@@ -1,7 +1,7 @@
 """The user's JSON lines, read and checked: every complaint names the file and the line.
 
 LAMBADA          {"text": "... the last word"}
-multiple choice  {"goal": ..., "sol1": ..., "sol2": ...}           PIQA; "label" or a file of them
+multiple choice  {"goal": ..., "sol1": ..., "sol2": ..., "label": 0}  PIQA
                  {"question": ..., "choices": [...], "answer": 1}  any number of choices, from 0
                  {"context": ..., "choices": [...], "answer": 1}   a text that a choice continues
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from wakeful.data.readers import checked_text, os_errors, read_json_lines
 from wakeful.errors import WakefulError
-from wakeful.terminal.plain_text import decode_utf8
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
@@ -68,30 +67,22 @@ def read_lambada(path: str | Path) -> list[Completion]:
     return examples
 
 
-def read_choices(path: str | Path, labels: str | Path = "") -> list[MultipleChoice]:
-    """Return the examples of a multiple-choice file; `labels` holds the answers, one a line.
+def read_choices(path: str | Path) -> list[MultipleChoice]:
+    """Return the examples of a multiple-choice file.
 
     Raises:
-        WakefulError: as above; a row of none of the forms, an answer that is not a choice, answers
-            in neither or in both places, or labels of another number than the examples.
+        WakefulError: as above; a row of none of the forms, or an answer that is not a choice.
     """
-    rows = list(_read_rows(path))
-    answers = _read_labels(labels, len(rows), path) if labels else []
     examples: list[MultipleChoice] = []
-    for number, (location, row) in enumerate(rows):
+    for location, row in _read_rows(path):
         name = "label" if "goal" in row else "answer"
         context, choices = _read_question(row, location)
-        if answers and name in row:
-            raise WakefulError(f"{location}: has a {name!r}, and labels are given too; use one")
-        if not answers and name not in row:
-            raise WakefulError(
-                f"{location}: no field {name!r}; add it, or name a file with --labels"
-            )
-        answer = answers[number] if answers else row[name]
-        where = f"{labels}, line {number + 1}" if answers else location
+        if name not in row:
+            raise WakefulError(f"{location}: no field {name!r}, the number of the right choice")
+        answer = row[name]
         if type(answer) is not int or not 0 <= answer < len(choices):
             raise WakefulError(
-                f"{where}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
+                f"{location}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
             )
         examples.append(MultipleChoice(context, choices, answer))
     return examples
@@ -132,22 +123,6 @@ def _check_examples_text(value: object, location: str, name: str) -> str:
     if not text.strip():
         raise WakefulError(f"{location}: field {name!r} is empty")
     return text
-
-
-def _read_labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
-    """Return the labels of a file with one number on each line, `count` in all."""
-    labels: list[int] = []
-    with os_errors(f"cannot read {path}"):
-        lines = decode_utf8(Path(path).read_bytes(), path).splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip().isdecimal():
-            raise WakefulError(
-                f"{path}, line {number}: {line[:40]!r} is not a label; write 0, 1 ..."
-            )
-        labels.append(int(line))
-    if len(labels) != count:
-        raise WakefulError(f"{path} has {len(labels)} labels, and {examples} {count} examples")
-    return labels
 
 
 def _read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -41,9 +41,7 @@ class EvaluateOptions(ReadingOptions):
     """JSON lines {"text": ...}: predict the last word."""
     choices: What[str] = ""
     """JSON lines {"question" or "context", "choices", "answer"}, or PIQA's {"goal", "sol1",
-    "sol2"}: choose the answer."""
-    labels: str = ""
-    """The answers to choices, one number a line from 0, where they are in a file of their own."""
+    "sol2", "label"}: choose the answer."""
     tasks: What[tuple[str, ...]] = ()
     """Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each question; their
     data comes from the Hugging Face hub."""
@@ -58,7 +56,6 @@ class EvaluateOptions(ReadingOptions):
         AtLeast("batch_size", 1),
         AtLeast("stride num_sequences limit shots", 0),
         Excludes("texts", "text", "every text is named in --texts"),
-        Needs("labels", "choices", "they are the answers to these"),
         Needs("shots", "tasks", "these bring few-shot examples"),
         Needs("limit", "lambada choices tasks", "a text is shortened by --num_sequences"),
     )

@@ -149,7 +149,7 @@ def _read_inputs(
     enough = (options.length or LENGTH) * options.windows
     texts = {name: open_evaluation_data(source, enough) for name, source in options.sources.items()}
     completions = read_lambada(options.lambada) if options.lambada else []
-    choices = read_choices(options.choices, options.labels) if options.choices else []
+    choices = read_choices(options.choices) if options.choices else []
     tasks = TaskSet()
     if options.asks:
         show.note("preparing lm-eval's tasks")
