@@ -154,4 +154,4 @@ def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
     inner.pre_tokenizer, inner.decoder = spell, decoders.ByteLevel()
     table = json.dumps({"pad_token": BOS_TOKEN, "unk_token": BOS_TOKEN})
     beside = {"tokenizer_config.json": table}
-    return Tokenizer(inner, end_of_text=BOS_TOKEN, beside=beside).beginning()
+    return Tokenizer(inner, end_of_text=BOS_TOKEN, companion_files=beside).with_bos()

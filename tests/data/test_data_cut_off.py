@@ -32,13 +32,13 @@ def test_a_folder_inside_its_source_is_refused(tmp_path):
 def test_two_at_once(source, tmp_path, monkeypatch):
     """Another process moves the same data in while ours is being built."""
     other = prepare(source, tmp_path / "other", vocab_size=300)
-    move_in = preparing.move_in
+    publish_folder = preparing.publish_folder
 
     def late(building, folder, info):
         shutil.copytree(other.folder, folder)
-        move_in(building, folder, info)
+        publish_folder(building, folder, info)
 
-    monkeypatch.setattr(preparing, "move_in", late)
+    monkeypatch.setattr(preparing, "publish_folder", late)
     assert prepare(source, tmp_path / "d", vocab_size=300).info == other.info
     assert not left_over(tmp_path)
 

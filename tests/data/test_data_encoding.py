@@ -75,7 +75,7 @@ def test_an_unknown_token_that_is_missing_is_said(model: models.Model) -> None:
     with pytest.raises(WakefulError, match=r"cannot encode a text: .*; give the model another"):
         encoder.encode_batch(["b"])
     with pytest.raises(WakefulError, match="cannot encode a text"):
-        encoder.with_ends("b")
+        encoder.encode_with_ends("b")
 
 
 @pytest.mark.parametrize("where", ["pre_tokenizer", "normalizer"])

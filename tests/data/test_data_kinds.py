@@ -41,8 +41,8 @@ def test_batches_and_windows_are_those_of_the_kinds_order(
 ) -> None:
     config = config_of(kind, sources[kind], bos=bos, first_batch=2)
     data = load_data(config.data)
-    data.check(config.data)
-    begin = data.tokenizer.begin if bos or kind == "task" else None
+    data.check_config(config.data)
+    begin = data.tokenizer.start_token if bos or kind == "task" else None
     ours = data.batches(config, rank=1, world_size=2)
     options = {"length": 16, "batch_size": 4, "seed": 0, "rank": 1, "world_size": 2, "bos": begin}
     windows = {"length": 16, "batch_size": config.train.eval_batch_size, "bos": begin}
@@ -73,7 +73,7 @@ def test_fields_are_settled_by_a_folder_that_was_prepared_with_others(
         config = config_of(kind, sources[kind], vocab_size=999, text_field="words").data
         # The tokenizer of a mixture is its prepared part's; a text's would be trained.
         data = load_data(dataclasses.replace(config, vocab_size=280))
-        found = data.settled(config)
+        found = data.with_prepared_fields(config)
         if kind == "folder":
             assert (found.vocab_size, found.text_field) == (280, "text")
         else:
@@ -100,10 +100,10 @@ class Counted(Data):
 def test_a_new_kind_states_its_tokens_and_has_the_rest(sources: dict[str, str]) -> None:
     config = config_of("text", sources["text"], bos=True)
     data = Counted(load_data(config.data).tokenizer)
-    data.check(config.data)
-    assert data.settled(config.data) == config.data
+    data.check_config(config.data)
+    assert data.with_prepared_fields(config.data) == config.data
     rows = data.batches(config).batch(0)
-    assert (rows[:, 0] == data.tokenizer.begin).all()
+    assert (rows[:, 0] == data.tokenizer.start_token).all()
     assert (rows[:, 1:].diff() % 1000 == 1).all()
     targets = torch.cat([each for _, each in data.windows(config)]).flatten()
     assert targets[targets >= 0].tolist() == list(range(1, 1000))

@@ -44,14 +44,14 @@ def write_words(tmp_path: Path, **words: str) -> None:
 def test_shares_are_exact_and_each_window_comes_once_an_epoch_of_its_domain() -> None:
     batches = MixedBatches(tokens(70, 900, 3000), length=10, batch_size=100, seed=5)
     owners = np.concatenate([
-        batches.dealt(step * 100 + np.arange(100))[0] for step in range(2 * BLOCK // 100)
+        batches.assign_domains(step * 100 + np.arange(100))[0] for step in range(2 * BLOCK // 100)
     ])  # fmt: skip
     for block in (owners[:BLOCK], owners[BLOCK:]):
         assert np.bincount(block).tolist() == [6000, 3000, 1000]
     # Not the same order in each block, and mixed within a batch's length.
     assert (owners[:BLOCK] != owners[BLOCK:]).any()
     assert 40 < np.bincount(owners[:100])[0] < 80
-    _, places = batches.dealt(np.arange(2 * BLOCK))
+    _, places = batches.assign_domains(np.arange(2 * BLOCK))
     for domain, count in enumerate([12_000, 6000, 2000]):
         assert sorted(places[owners == domain]) == list(range(count))
     rows = np.concatenate([batches.batch(step).numpy() for step in range(40)])
@@ -173,13 +173,13 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
     assert data.tokenizer.same_tokens(there.tokenizer)
     assert data.parts[1].info == there.info
     assert "pears" in data.tokenizer.decode(data.parts[0].train.tokens.tolist())
-    data.check(config)
-    data.check(dataclasses.replace(config, max_bytes=5))  # it is for the other part
+    data.check_config(config)
+    data.check_config(dataclasses.replace(config, max_bytes=5))  # it is for the other part
     twice = f'mixture(parts=[("one", "{folder}", 3), ("again", "{folder}", 1)])'
     every = load_mixture(dataclasses.replace(config, source=twice), twice)
     assert every is not None
     with pytest.raises(WakefulError, match=r"max_bytes = 5 does nothing: .*prepared' is prepared"):
-        every.check(dataclasses.replace(config, source=twice, max_bytes=5))
+        every.check_config(dataclasses.replace(config, source=twice, max_bytes=5))
     other = tmp_path / "other"
     prepare(str(tmp_path / "two"), other, vocab_size=301, keep_overlap=True)
     both = f'mixture(parts=[("one", "{folder}", 3), ("two", "{other}", 1)])'
@@ -191,19 +191,19 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_spread_rows_are_dealt_by_share_and_take_turns() -> None:
     found = tokens(70, 900, 3000)
-    assert found.read(found.spread(10, 10), 10)[:, 0].tolist() == [
+    assert found.read(found.spread_starts(10, 10), 10)[:, 0].tolist() == [
         0, 100_000, 10, 20, 100_300, 200_000, 30, 40, 100_600, 50,
     ]  # fmt: skip
-    assert len(found.spread(10, 10, within=49)) == 4
+    assert len(found.spread_starts(10, 10, within=49)) == 4
     # A part gives what it has: seven rows of the twelve that are its share.
-    rows = found.read(found.spread(20, 10), 10)
+    rows = found.read(found.spread_starts(20, 10), 10)
     assert np.bincount(rows[:, 0] // 100_000).tolist() == [7, 6, 2]
     assert (np.diff(rows) == 1).all()
     alone = part(125, 0)
-    assert alone.spread(99, 10).tolist() == [*range(0, 120, 10)]
-    assert alone.spread(5, 10).tolist() == [0, 20, 40, 70, 90]
-    assert alone.spread(2, 10, within=49).tolist() == [0, 20]
-    assert alone.spread(2, 200).tolist() == []
+    assert alone.spread_starts(99, 10).tolist() == [*range(0, 120, 10)]
+    assert alone.spread_starts(5, 10).tolist() == [0, 20, 40, 70, 90]
+    assert alone.spread_starts(2, 10, within=49).tolist() == [0, 20]
+    assert alone.spread_starts(2, 200).tolist() == []
 
 
 def test_parts_of_the_standard_library_are_sources() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.data.order import IGNORED, Batches, Permutation, ValidationWindows, key64, mix64
+from wakeful.data.order import IGNORED, Batches, Permutation, ValidationWindows, derive_key, mix64
 from wakeful.data.tokens import TokenFile
 from wakeful.errors import WakefulError
 
@@ -79,7 +79,7 @@ def test_the_mixing_is_the_published_one():
         "0xe220a8397b1dcdaf",
         "0x6e789e6aa1b965f4",
     ]
-    assert key64("epoch", 1, 23) != key64("epoch", 12, 3)
+    assert derive_key("epoch", 1, 23) != derive_key("epoch", 12, 3)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_epochs_differ_in_order_and_in_where_windows_begin():
 
 def test_a_beginning_is_read_over_and_over():
     whole = token_file(1000)
-    first = whole.beginning(205)
+    first = whole.truncate(205)
     batches = Batches(first, length=10, batch_size=20, seed=0)
     assert batches.num_windows == 20
     seen = np.concatenate([batches.batch(epoch).numpy().ravel() for epoch in range(5)])
@@ -143,7 +143,7 @@ def test_a_beginning_is_read_over_and_over():
     assert np.array_equal(first.read(np.array([0]), 204)[0], whole.tokens[:204])
     assert (first.documents < 205).all()
     with pytest.raises(WakefulError, match="is more than the 1,000 training tokens"):
-        whole.beginning(1001)
+        whole.truncate(1001)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6, 12])

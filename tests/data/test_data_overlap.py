@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.data import overlap
-from wakeful.data.overlap import PASSAGE, repeated_shares
+from wakeful.data.overlap import PASSAGE, measure_overlap
 from wakeful.data.preparing import prepare, prepare_data
 from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.errors import WakefulError
@@ -46,7 +46,7 @@ def test_the_shares_are_those_of_a_plain_search(
     before = overlap._CHUNK
     overlap._CHUNK = chunk
     try:
-        found = repeated_shares(tokens(train), tokens(*validation), length=length)
+        found = measure_overlap(tokens(train), tokens(*validation), length=length)
     finally:
         overlap._CHUNK = before
     assert found.tolist() == pytest.approx([by_search(train, d, length) for d in validation])
@@ -57,7 +57,7 @@ def test_a_copied_passage_is_found_wherever_it_is() -> None:
     train = generator.integers(0, 60_000, 50_000).tolist()
     other = generator.integers(0, 60_000, 1_000).tolist()
     copied = other[:128] + train[777 : 777 + 128]
-    shares = repeated_shares(tokens(train), tokens(other, copied, train[:64]), length=64)
+    shares = measure_overlap(tokens(train), tokens(other, copied, train[:64]), length=64)
     assert shares.tolist() == [0.0, 0.5, 1.0]
 
 
@@ -92,7 +92,7 @@ def test_documents_that_overlap_are_left_out_of_validation(tmp_path: Path) -> No
     assert "overlap" not in kept.info
     assert held.validation.num_tokens == kept.validation.num_tokens - dropped["tokens"]
     assert np.array_equal(held.train.tokens, kept.train.tokens)
-    assert repeated_shares(held.train, held.validation, length=PASSAGE).max() == 0.0
+    assert measure_overlap(held.train, held.validation, length=PASSAGE).max() == 0.0
     left = texts(held)
     assert left == [text for text in texts(kept) if not text.startswith("table")]
     assert held.validation.num_bytes == sum(len(text.encode()) for text in left)

@@ -186,7 +186,7 @@ def test_the_tokenizer_knows_the_characters(task: Backcopy) -> None:
     assert tokenizer.encode("fox") == [task.characters.index(c) + 1 for c in "fox"]
     assert tokenizer.encode("f!ox") == tokenizer.encode("fox")
     assert tokenizer.decode(rows_of(task)[0].tolist()) == text_of(task, rows_of(task)[0])
-    assert tokenizer.bos == tokenizer.end_of_text == tokenizer.begin == 0
+    assert tokenizer.bos == tokenizer.end_of_text == tokenizer.start_token == 0
     assert tokenizer.adds_bos
 
 
@@ -240,7 +240,7 @@ class Coin(Task):
     def __init__(self, *, heads: float = 0.5) -> None:
         self.heads = heads
 
-    def draw(self, numbers):
+    def draw_windows(self, numbers):
         rows = np.where(numbers < np.uint64(self.heads * 2**64), 1, 2)
         rows[:, 0] = 0
         return rows
@@ -297,7 +297,7 @@ def test_who_knows_the_task_has_no_excess(task: Backcopy) -> None:
     assert frame["tokens"].sum() == 2**14
     # One that knows the pairs and no triggers loses more in every window.
     pairs = Backcopy(triggers=2, text=task.text)
-    pairs._copies = np.zeros(len(task.characters) + 1, bool)
+    pairs._is_trigger_id = np.zeros(len(task.characters) + 1, bool)
     without = window_losses(Oracle(pairs), windows, contextlib.nullcontext())
     assert (without["loss"] > without["optimal"]).all()
 

@@ -146,4 +146,4 @@ def sentencepiece(*, prefix: bool = True) -> Tokenizer:
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     table = '{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": true}'
-    return Tokenizer(inner, end_of_text="</s>", beside={"tokenizer_config.json": table})
+    return Tokenizer(inner, end_of_text="</s>", companion_files={"tokenizer_config.json": table})

@@ -509,7 +509,7 @@ def with_files(ends: list[int], processor: Any = None, added: Any = ()) -> Token
         "tokenizer_config.json": json.dumps({"bos_token": "<s>", "chat_template": templates}),
         "generation_config.json": json.dumps({"eos_token_id": ends}),
     }
-    return Tokenizer(inner, end_of_text="<|endoftext|>", beside=beside)
+    return Tokenizer(inner, end_of_text="<|endoftext|>", companion_files=beside)
 
 
 def test_what_phi_3_drops_behind_its_tokens_goes_by_its_name() -> None:

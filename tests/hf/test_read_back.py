@@ -169,7 +169,8 @@ def test_a_pad_token_beyond_the_embedding_is_said_and_not_written(
     more.inner.add_special_tokens(["[PAD]"])
     padded = Tokenizer(
         more.inner, end_of_text=more.inner.id_to_token(more.end_of_text),
-        beside=more.beside | {"tokenizer_config.json": json.dumps({"pad_token": "[PAD]"})},
+        companion_files=more.companion_files
+        | {"tokenizer_config.json": json.dumps({"pad_token": "[PAD]"})},
     )  # fmt: skip
     assert padded.pad == 270
     folder = tmp_path / "model"

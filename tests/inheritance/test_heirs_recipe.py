@@ -149,7 +149,7 @@ def test_heirs_are_solved_on_windows_as_training_has_them(
     data = PreparedData.open(source.source)
     tokens = torch.tensor(data.train.tokens[:992].tolist()).view(62, 16)
     if bos:
-        tokens[:, 0] = data.tokenizer.begin
+        tokens[:, 0] = data.tokenizer.start_token
     layers = LayerMap((0, 1), "first")
     heir = inherit_blocks(known.decoder(), layers)
     bridge(heir, known.decoder(), layers, tokens, recipe.bridge)

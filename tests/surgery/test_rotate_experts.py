@@ -94,7 +94,7 @@ def test_a_routers_correction_is_written_in_full(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     model.get_buffer(name).uniform_(3, 4)
     save_tokenizer(tmp_path)
-    tokenizer = Tokenizer.load(tmp_path, ended=False)
+    tokenizer = Tokenizer.load(tmp_path, require_end=False)
     save_stock(model, tmp_path / "out", tokenizer=tokenizer, dtype=torch.bfloat16)
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(stored[name], model.get_buffer(name))

@@ -14,7 +14,7 @@ import torch
 from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.data.sources import Beginning
+from wakeful.data.sources import TextBeginning
 from wakeful.evaluation import task_set
 from wakeful.evaluation.perplexity import measure_perplexity
 from wakeful.loading import reading
@@ -125,11 +125,11 @@ def test_without_a_text_it_is_the_standard_librarys(
 ) -> None:
     read: list[tuple[str, int]] = []
 
-    def beginning_of(source: str, num_tokens: int) -> Beginning:
+    def read_beginning(source: str, num_tokens: int) -> TextBeginning:
         read.append((source, num_tokens))
-        return Beginning((text / "000.txt").read_text())
+        return TextBeginning((text / "000.txt").read_text())
 
-    monkeypatch.setattr(reading, "beginning_of", beginning_of)
+    monkeypatch.setattr(reading, "read_beginning", read_beginning)
     out = tmp_path / "out"
     assert main(["evaluate", str(llama), "--length", "16", "--out", str(out)]) == 0
     assert read == [("python-stdlib", 16 * 64)]

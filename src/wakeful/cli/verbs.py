@@ -315,10 +315,10 @@ def prepare_data(arguments: list[str]) -> None:
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
 
-    from wakeful.data.preparing import preparation, prepare
+    from wakeful.data.preparing import preparation_options, prepare
 
     with progress_display("prepare") as show:
-        data = prepare(sources, options.out, progress=show.stage, **preparation(options))
+        data = prepare(sources, options.out, progress=show.stage, **preparation_options(options))
     if data.warning:
         print_line(data.warning)
     print_line(

@@ -32,7 +32,7 @@ from wakeful.curing.search import (
     parse_format,
 )
 from wakeful.curing.search import SEARCH_LENGTH as CHOOSING_LENGTH
-from wakeful.data.sources import beginning_of
+from wakeful.data.sources import read_beginning
 from wakeful.diagnosis import (
     CHOOSING_TOKENS,
     DIAGNOSIS_PASSES,
@@ -273,7 +273,7 @@ def cure(
     with open_session("cure", options, [model], tokenizer, display) as opened_session:
         learning_tokens = _count_learning_tokens(options)
         num_tokens = (options.length or LENGTH) * options.num_sequences + learning_tokens
-        text_words = EvaluationText(beginning_of(options.source, num_tokens))
+        text_words = EvaluationText(read_beginning(options.source, num_tokens))
         loaded = next(opened_session.models())
         if loaded.is_quantized:
             raise WakefulError(

@@ -1,4 +1,4 @@
-"""The data of a run: the questions that every kind answers, one file per kind."""
+"""The data of a run: the interface that every kind (prepared text, mixture, task) implements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from wakeful.errors import WakefulError
 class Data:
     """Tokens that a run is trained and validated on.
 
-    A kind of data sets the fields, states its `place`, and overrides the answers that differ.
+    A subclass sets the fields, defines `prepared_source`, and overrides the methods that differ.
     """
 
     info: dict[str, Any]
@@ -24,7 +24,7 @@ class Data:
 
     @property
     def prepared_source(self) -> str:
-        """Return the source that gives the same tokens again, with nothing left to prepare."""
+        """A value of `data.source` that names these tokens without preparing them again."""
         raise NotImplementedError
 
     @property
@@ -33,59 +33,65 @@ class Data:
 
     @property
     def corpus_sha256(self) -> str:
-        """Return the hash of the text that was read, of the training source where there are two."""
+        """The hash of the text that was read; of a separate validation source there is another."""
         return self.info["corpora_sha256"][0]
 
     @property
     def parts(self) -> Sequence["Data"]:
-        """Return the parts of a mixture; anything else is its only part."""
+        """The domains of a mixture; for other data, the data itself as the only part."""
         return [self]
 
     def batches(self, config: Config, *, rank: int = 0, world_size: int = 1) -> Batches:
-        """Return a process's training batches; raise what `Batches` and `first` raise."""
+        """Return the training batches of one process, number `rank` of `world_size`.
+
+        Raises:
+            WakefulError: the tokens are too few, or the processes cannot share a batch.
+        """
         data, train = config.data, config.train
         return self.batches_type(
-            self.first(data, train.length) if data.max_tokens else self.train,
+            self.first_tokens(data, train.length) if data.max_tokens else self.train,
             length=train.length, batch_size=train.batch_size, seed=train.seed, rank=rank,
-            world_size=world_size, bos=self.begin(data),
-            first=data.first_batch,
+            world_size=world_size, bos=self.window_bos(data), first=data.first_batch,
         )  # fmt: skip
 
     def windows(self, config: Config) -> ValidationWindows:
-        """Return the validation set as the run evaluates it."""
+        """Return the windows of the validation set as the configured run evaluates them."""
         train = config.train
         return ValidationWindows(
             self.validation, length=train.length, batch_size=train.eval_batch_size,
-            bos=self.begin(config.data),
+            bos=self.window_bos(config.data),
         )  # fmt: skip
 
-    def begin(self, config: DataConfig) -> int | None:
-        """Return the token that every window begins with, and None where it is the text's own."""
-        return self.tokenizer.begin if config.bos else None
+    def window_bos(self, config: DataConfig) -> int | None:
+        """Return the token that replaces the first one of every window; None to keep the text."""
+        return self.tokenizer.start_token if config.bos else None
 
-    def first(self, config: DataConfig, length: int) -> Tokens:
-        """Return the first `max_tokens` training tokens for sequences of `length`, or refuse."""
+    def first_tokens(self, config: DataConfig, length: int) -> Tokens:
+        """Return the first `config.max_tokens` training tokens; this kind of data refuses.
+
+        Subclasses that have first tokens check that they hold a sequence of `length`.
+        """
         raise WakefulError(
             f"data.max_tokens = {config.max_tokens} is for one text: {config.source!r} has no "
             "first tokens; leave it out"
         )
 
     def is_named_by(self, source: str) -> bool:
-        """Return whether a source names tokens prepared before, rather than text or a task."""
+        """Return whether `source` names these prepared tokens, and not the text they are from."""
         return False
 
-    def check(self, config: DataConfig) -> None:
-        """Raise `WakefulError` where a field asks prepared data for what it was not prepared with.
+    def check_config(self, config: DataConfig) -> None:
+        """Raise `WakefulError` for a field of `config` that differs from how data was prepared.
 
-        A field that is left at its default asks for nothing. Neither do fields whose default is a
-        size or a share: nobody can say who has set them.
+        Fields at their default are not checked. Neither are fields whose default is a size or a
+        share, because it is unknown whether a user set them.
         """
 
     @property
     def warning(self) -> str:
-        """Warning about these data that a user reads first; "" for none."""
+        """A warning about these data to show before a run; "" for none."""
         return ""
 
-    def settled(self, config: DataConfig) -> DataConfig:
-        """Return the fields that decided how data was prepared as they were then."""
+    def with_prepared_fields(self, config: DataConfig) -> DataConfig:
+        """Return `config` with the fields that decide preparation as they were when it was done."""
         return config

@@ -19,12 +19,13 @@ import tokenizers
 from wakeful.errors import WakefulError
 from wakeful.guard import wrap_errors
 
-ANOTHER = "; give the model another tokenizer"
+USE_ANOTHER_TOKENIZER = "; give the model another tokenizer"
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
 _PROBES = (2**8, 2**10, 2**12, 2**14)
-"""Characters of a text that a tokenizer is timed on before it gets the whole."""
+"""Sizes of a text's beginning, in characters, on which a tokenizer is timed before it encodes the
+whole text."""
 _SLOWEST = 1.0
-"""Seconds of processor time that it may take for those: a busy machine refuses no tokenizer."""
+"""Most seconds of processor time for one of these; other programs on the machine do not count."""
 _MOST_GROWTH = 256
 """Characters that a normalizer or a decoder may make of one."""
 
@@ -36,81 +37,89 @@ class Encoder:
     """
 
     def __init__(self, description: str, special: Iterable[str] = ()) -> None:
-        """Read a tokenizer.json; tokens that it calls special, and those in `special`, are never
-        found in a text.
+        """Read a tokenizer.json. Texts are never encoded to a token that it marks as special, or to
+        one whose spelling is in `special`.
 
         Raises:
             WakefulError: the tokenizer can make a text many times as long.
         """
         table = json.loads(description)
         check_growth(table)
-        self._cuts_are_free = _cuts_are_free(table)
-        with wrap_errors("the tokenizer is damaged", ANOTHER):
+        self._can_encode_in_pieces = _can_encode_in_pieces(table)
+        with wrap_errors("the tokenizer is damaged", USE_ANOTHER_TOKENIZER):
             self._inner = tokenizers.Tokenizer.from_str(
                 json.dumps(_hide_special_tokens(table, special))
             )
-        self._proven = 0
+        self._num_timed_characters = 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, encoded together.
+        """Return the ids of each text; short texts are encoded together, long ones in pieces.
 
         Raises:
-            WakefulError: a text holds half a character, or a character without a token where the
-                tokenizer has no token for unknown ones; or it takes too long.
+            WakefulError: a text holds half a surrogate pair, or a character without a token where
+                the tokenizer has no token for unknown ones; or the tokenizer is too slow.
         """
         encoded: list[list[int]] = []
-        for long, alike in itertools.groupby(texts, lambda text: len(text) > PIECE_CHARACTERS):
-            if not long:
-                encoded += self._ids(list(alike))
+        for is_long, group in itertools.groupby(texts, lambda text: len(text) > PIECE_CHARACTERS):
+            if not is_long:
+                encoded += self._encode(list(group))
                 continue
-            for text in alike:
-                encoded.append([i for part in self.pieces(text) for i in self._ids([part])[0]])
+            for text in group:
+                pieces = self.split_text(text)
+                encoded.append([i for piece in pieces for i in self._encode([piece])[0]])
         return encoded
 
-    def with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Return the ids of a text, and how many of its characters lie before each one's end."""
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a text, and for each id the position in the text (in characters) where
+        its token ends.
+        """
         ids: list[int] = []
         ends: list[int] = []
         begin = 0
-        for piece in self.pieces(text):
-            self._prove(piece)
-            (encoding,) = self._run([piece], offsets=True)
+        for piece in self.split_text(text):
+            self._check_speed(piece)
+            (encoding,) = self._call_tokenizer([piece], offsets=True)
             ids += encoding.ids
             ends += [begin + end for _, end in encoding.offsets]
             begin += len(piece)
         return ids, ends
 
-    def pieces(self, text: str) -> Iterator[str]:
-        """Return `text` in parts whose ids, one after the other, are its ids.
+    def split_text(self, text: str) -> Iterator[str]:
+        """Split a text into pieces whose ids, concatenated, are the ids of the whole text.
 
-        A long text need not be encoded as a whole, which takes some 100 bytes a token. There is
-        one part where no cut is safe.
+        Encoding a long text as a whole would take some 100 bytes of memory per token. The text
+        stays in one piece where a cut could change its ids.
         """
-        return pieces(text) if self._cuts_are_free else iter([text])
+        return split_into_pieces(text) if self._can_encode_in_pieces else iter([text])
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        self._prove(max(texts, key=len))
-        return [encoding.ids for encoding in self._run(texts)]
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        self._check_speed(max(texts, key=len))
+        return [encoding.ids for encoding in self._call_tokenizer(texts)]
 
-    def _prove(self, text: str) -> None:
-        """Refuse a tokenizer that is slow beyond reason before it gets a long text."""
+    def _check_speed(self, text: str) -> None:
+        """Raise `WakefulError` for a tokenizer that needs more than `_SLOWEST` seconds for a
+        beginning of `text`, before it gets the whole; each size is timed once.
+        """
         for size in _PROBES:
-            if self._proven < size <= len(text):
-                began = time.process_time()
-                self._run([text[:size]])
-                seconds = time.process_time() - began
+            if self._num_timed_characters < size <= len(text):
+                start = time.process_time()
+                self._call_tokenizer([text[:size]])
+                seconds = time.process_time() - start
                 if seconds > _SLOWEST:
                     raise WakefulError(
                         f"the tokenizer takes {seconds:.0f} s for {size} characters: its "
                         "regular expression runs away; give the model another tokenizer"
                     )
-                self._proven = size
+                self._num_timed_characters = size
 
-    def _run(self, texts: list[str], *, offsets: bool = False) -> list[tokenizers.Encoding]:
-        run = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
-        with wrap_errors("the tokenizer cannot encode a text", ANOTHER):
+    def _call_tokenizer(
+        self, texts: list[str], *, offsets: bool = False
+    ) -> list[tokenizers.Encoding]:
+        """Encode texts with the library `tokenizers`; any error becomes a `WakefulError`."""
+        encode = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
+        with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
             try:
-                return run(texts, add_special_tokens=False)
+                return encode(texts, add_special_tokens=False)
             except (TypeError, UnicodeEncodeError) as error:
                 raise WakefulError(
                     "a text to encode holds half a surrogate pair, which is not Unicode text: mend "
@@ -118,11 +127,12 @@ class Encoder:
                 ) from error
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Return `text` in pieces of about PIECE_CHARACTERS, cut where byte-level BPE cuts anyway.
+def split_into_pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces of about PIECE_CHARACTERS, cut only where GPT-2's pre-tokenizer splits
+    words anyway, so that byte-level BPE gives the same ids.
 
-    GPT-2's pattern lets white space only begin a word, so between a visible character and a space
-    or a newline there is always a cut, whatever stands around.
+    Its pattern allows white space only at the beginning of a word. So it always splits between a
+    visible character and a space or a newline.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -136,9 +146,11 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def check_growth(description: dict[str, Any]) -> None:
-    """Raise `WakefulError` for a tokenizer that makes a text, or ids, many times as long."""
+    """Raise `WakefulError` if the normalizer or decoder that a tokenizer.json describes can turn
+    one character into more than `_MOST_GROWTH`.
+    """
     for part in ("normalizer", "decoder"):
-        growth = _growth(description.get(part))
+        growth = _max_growth(description.get(part))
         if growth > _MOST_GROWTH:
             raise WakefulError(
                 f"the tokenizer's {part} can make a text {growth} times as long, and {_MOST_GROWTH}"
@@ -146,62 +158,73 @@ def check_growth(description: dict[str, Any]) -> None:
             )
 
 
-def _growth(step: Any) -> int:
+def _max_growth(step: Any) -> int:
     """Return the most characters that a step of a tokenizer.json turns one character into."""
     match step:
         case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
-            return math.prod(map(_growth, steps))
+            return math.prod(map(_max_growth, steps))
         case {"type": "Replace", "pattern": pattern, "content": content}:
-            between = not pattern.get("String")  # it may match nothing, before every character
-            return max(1, len(content)) + between
-        case {"type": "Prepend", "prepend": before}:
-            return 1 + len(before)
+            # A regular expression may match the empty string before every character.
+            return max(1, len(content)) + (not pattern.get("String"))
+        case {"type": "Prepend", "prepend": prefix}:
+            return 1 + len(prefix)
         case _:
             return 1
 
 
 def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[str, Any]:
-    """Return the description of a tokenizer whose special tokens have names that nobody knows."""
-    model, added = table["model"], table["added_tokens"]
-    names = {*special, *(token["content"] for token in added if token["special"])}
-    names = {name for name in names if len(name) > 1}  # a character has no other spelling
-    named = {name: f"\ufffe{secrets.token_hex(16)}" for name in names}
+    """Return a tokenizer.json's table with every special token renamed to a random string, so that
+    no text spells one.
+
+    Special are the tokens that the table marks as such and those in `special`. The tokenizer that
+    is returned also adds nothing around a text, and neither truncates nor pads.
+    """
+    model, added_tokens = table["model"], table["added_tokens"]
+    names = {*special, *(token["content"] for token in added_tokens if token["special"])}
+    names = {name for name in names if len(name) > 1}  # a single character keeps its spelling
+    new_names = {name: f"\ufffe{secrets.token_hex(16)}" for name in names}
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
-        vocabulary = {named.get(token, token): number for token, number in vocabulary.items()}
+        vocabulary = {new_names.get(token, token): number for token, number in vocabulary.items()}
     else:
-        vocabulary = [[named.get(token, token), score] for token, score in vocabulary]
-    hidden: dict[str, Any] = {"vocab": vocabulary}
+        vocabulary = [[new_names.get(token, token), score] for token, score in vocabulary]
+    changes: dict[str, Any] = {"vocab": vocabulary}
     if model.get("unk_token") in names:
-        hidden["unk_token"] = named[model["unk_token"]]
+        changes["unk_token"] = new_names[model["unk_token"]]
     if "merges" in model:
         prefix = model.get("continuing_subword_prefix") or ""
-        hidden["merges"] = [
-            (left, right)
-            for left, right in merges(model)
-            if not names & {left, right, left + right.removeprefix(prefix)}
+        changes["merges"] = [
+            (first, second)
+            for first, second in read_merges(model)
+            if not names & {first, second, first + second.removeprefix(prefix)}
         ]
-    added = [token | {"content": named.get(token["content"], token["content"])} for token in added]
+    renamed_tokens = [
+        token | {"content": new_names.get(token["content"], token["content"])}
+        for token in added_tokens
+    ]
     return table | {
-        "model": model | hidden, "added_tokens": added, "post_processor": None,
+        "model": model | changes, "added_tokens": renamed_tokens, "post_processor": None,
         "truncation": None, "padding": None,
     }  # fmt: skip
 
 
-def merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs that the description of a BPE merges, in order."""
+def read_merges(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the merges of a BPE model of tokenizer.json, in order, each as a pair of tokens."""
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-    return [(left, right) for left, right in pairs]
+    return [(first, second) for first, second in pairs]
 
 
-def _cuts_are_free(description: dict[str, Any]) -> bool:
-    """Return whether encoding the `pieces` of a text is encoding it; for GPT-2's kind it is."""
-    split = description["pre_tokenizer"] or {}
-    plain = all(token["special"] for token in description["added_tokens"])
+def _can_encode_in_pieces(description: dict[str, Any]) -> bool:
+    """Return whether a tokenizer gives the `split_into_pieces` of a text the ids of the whole text,
+    as byte-level tokenizers like GPT-2's do.
+    """
+    pre_tokenizer = description["pre_tokenizer"] or {}
+    # Added tokens that are not special may hold spaces, and a cut might go through one.
+    only_special_added = all(token["special"] for token in description["added_tokens"])
     return (
-        plain  # other added tokens may hold spaces, and a cut might go through one
+        only_special_added
         and description["normalizer"] is None
-        and split.get("type") == "ByteLevel"
-        and split.get("use_regex", True)
-        and not split.get("add_prefix_space", True)
+        and pre_tokenizer.get("type") == "ByteLevel"
+        and pre_tokenizer.get("use_regex", True)
+        and not pre_tokenizer.get("add_prefix_space", True)
     )

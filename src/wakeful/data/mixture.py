@@ -14,7 +14,7 @@ import numpy as np
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.base import Data
-from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, key64
+from wakeful.data.order import Batches, Permutation, Tokens, WindowOrder, derive_key
 from wakeful.data.sources import MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, PreparedData, SplitName, TokenFile
@@ -39,20 +39,21 @@ class Domain:
 
 
 def mixture_of(source: str) -> tuple[Domain, ...] | None:
-    """Return the domains of a mixture's expression; None where a source is not one.
+    """Return the domains of a source that is a mixture's expression; None for any other source.
 
     Raises:
-        WakefulError: the expression does not parse, or names, sources and weights are not fit.
+        WakefulError: the expression does not parse, or a name, source or weight is not allowed.
     """
     if not source.lstrip().startswith(f"{MIXTURE}("):
         return None
-    return build_call("data.source", {MIXTURE: _mixture}, source)(source)
+    return build_call("data.source", {MIXTURE: _check_mixture}, source)(source)
 
 
-def _mixture(written: str, *, parts: list[tuple[str, str, float]]) -> tuple[Domain, ...]:
+def _check_mixture(expression: str, *, parts: list[tuple[str, str, float]]) -> tuple[Domain, ...]:
+    """Check a mixture's parts, (name, source, weight) each, and return them as domains."""
     names = [name for name, _, _ in parts]
     if len(parts) < 2 or len(set(names)) < len(names):
-        raise WakefulError(f"a mixture has two parts or more, each of its own name: {written}")
+        raise WakefulError(f"a mixture has two parts or more, each of its own name: {expression}")
     for name, source, weight in parts:
         if not name.isidentifier():
             raise WakefulError(f"{name!r} in a mixture must be a name of letters and digits")
@@ -64,8 +65,8 @@ def _mixture(written: str, *, parts: list[tuple[str, str, float]]) -> tuple[Doma
     return tuple(Domain(name, source, weight, weight / total) for name, source, weight in parts)
 
 
-def source_in_words(source: str | Sequence[str]) -> str:
-    """Return a text's source, or sources, as a reader would write it."""
+def describe_source(source: str | Sequence[str]) -> str:
+    """Describe a source, or several, for a report: names, and a mixture as names with shares."""
     sources = [source] if isinstance(source, str) else source
     domains = mixture_of(sources[0]) if len(sources) == 1 else None
     if domains is None:
@@ -74,7 +75,7 @@ def source_in_words(source: str | Sequence[str]) -> str:
 
 
 class MixedTokens(Tokens):
-    """The tokens of several domains, one after another; no row reaches from one into the next."""
+    """The tokens of several domains, one domain after another; a row never spans two domains."""
 
     def __init__(self, domains: tuple[Domain, ...], parts: list[TokenFile]) -> None:
         self.domains, self.parts = domains, parts
@@ -85,80 +86,93 @@ class MixedTokens(Tokens):
         self.end_of_text = parts[0].end_of_text
 
     @property
-    def stretches(self) -> dict[str, int]:
+    def domain_sizes(self) -> dict[str, int]:
         return {
             domain.name: part.num_tokens
             for domain, part in zip(self.domains, self.parts, strict=True)
         }
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return rows of tokens, each of the domain in which it starts, closed to a circle."""
+        """Return the `count` tokens from each start on, (starts, count); past the end of its domain
+        a row continues at the domain's beginning.
+        """
         starts = np.asarray(starts)
-        owners = np.searchsorted(self.offsets, starts, side="right") - 1
+        domain_ids = np.searchsorted(self.offsets, starts, side="right") - 1
         rows = np.empty((len(starts), count), np.int64)
-        for owner in np.unique(owners):
-            mine = owners == owner
-            rows[mine] = self.parts[owner].read(starts[mine] - self.offsets[owner], count)
+        for domain in np.unique(domain_ids):
+            selected = domain_ids == domain
+            part_starts = starts[selected] - self.offsets[domain]
+            rows[selected] = self.parts[domain].read(part_starts, count)
         return rows
 
-    def spread(self, rows: int, length: int, within: int = 0) -> np.ndarray:
-        """Return where rows that are evenly spread over each domain start, each by its share.
+    def spread_starts(self, rows: int, length: int, within: int = 0) -> np.ndarray:
+        """Return the starts of at most `rows` rows of `length` tokens, evenly spread over each
+        domain; every domain has its share of the rows, or as many as it can fill.
 
-        The domains take turns evenly. One with too few tokens gives what it has. A mixture has no
-        first tokens: `within` bounds the rows alone, and training refuses it (`Data.first`).
+        The rows of the domains alternate evenly. A mixture has no first tokens, so `within` only
+        bounds the number of rows.
         """
         rows = min(rows, (within or self.num_tokens) // length)
         shares = np.array([domain.share for domain in self.domains])
-        counts = np.minimum(_apportion(shares, rows), self.sizes // length)
-        turns = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        counts = np.minimum(_apportion_windows(shares, rows), self.sizes // length)
+        order = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         starts = [
-            offset + part.spread(count, length)
+            offset + part.spread_starts(count, length)
             for offset, part, count in zip(self.offsets, self.parts, counts, strict=True)
         ]
-        return np.concatenate(starts)[np.argsort(turns, kind="stable")]
+        return np.concatenate(starts)[np.argsort(order, kind="stable")]
 
 
 class MixedBatches(Batches):
-    """Training batches of a mixture, by the number of the window: seeded, and sought in O(1).
+    """Training batches of a mixture; the batch of any step is computed in O(1) from the seed.
 
-    Of each `BLOCK` windows on end every domain has its share, rounded, in an order of its own; and
-    each domain goes through its windows as `Batches` does, each once an epoch of the domain.
+    In each block of `BLOCK` consecutive windows every domain has its share, rounded, and each block
+    has its own random order. A domain's windows come as in `Batches`, each once per epoch of the
+    domain.
     """
 
     token_file: MixedTokens
 
     def __init__(self, token_file: MixedTokens, **options: Any) -> None:
         super().__init__(token_file, **options)
-        keys = (key64("domain", self.seed, number) for number in range(len(token_file.parts)))
+        keys = (derive_key("domain", self.seed, number) for number in range(len(token_file.parts)))
         self._orders = [
             WindowOrder(part.num_tokens, self.length, key)
             for part, key in zip(token_file.parts, keys, strict=True)
         ]
-        self._counts = _apportion(np.array([domain.share for domain in token_file.domains]), BLOCK)
+        self._counts = _apportion_windows(
+            np.array([domain.share for domain in token_file.domains]), BLOCK
+        )
         if not self._counts.all():
             raise WakefulError(
                 f"a part of a mixture has less than one in {BLOCK} windows: leave it out"
             )
 
-    def starts_of(self, numbers: np.ndarray) -> np.ndarray:
-        owners, places = self.dealt(numbers)
-        starts = np.empty_like(places)
-        for owner, order in enumerate(self._orders):
-            mine = owners == owner
-            if mine.any():
-                starts[mine] = order(places[mine]) + self.token_file.offsets[owner]
+    def window_starts_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the positions in the mixture's tokens where the `numbers`-th windows begin."""
+        domain_ids, domain_numbers = self.assign_domains(numbers)
+        starts = np.empty_like(domain_numbers)
+        for domain, order in enumerate(self._orders):
+            selected = domain_ids == domain
+            if selected.any():
+                offset = self.token_file.offsets[domain]
+                starts[selected] = order(domain_numbers[selected]) + offset
         return starts
 
-    def dealt(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the domain of each window of the run, and how many of its own come before."""
-        blocks, places = np.divmod(numbers, BLOCK)
-        shuffled = np.empty_like(places)
+    def assign_domains(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return, for each window of the run, its domain and its number among the domain's windows;
+        all are counted from 0.
+        """
+        blocks, positions = np.divmod(numbers, BLOCK)
+        shuffled = np.empty_like(positions)
         for block in np.unique(blocks):
-            here = blocks == block
-            shuffled[here] = Permutation(BLOCK, key64("mixture", self.seed, block))(places[here])
+            in_block = blocks == block
+            permutation = Permutation(BLOCK, derive_key("mixture", self.seed, block))
+            shuffled[in_block] = permutation(positions[in_block])
         ends = np.cumsum(self._counts)
-        owners = np.searchsorted(ends, shuffled, side="right")
-        return owners, blocks * self._counts[owners] + shuffled - (ends - self._counts)[owners]
+        domain_ids = np.searchsorted(ends, shuffled, side="right")
+        position_in_domain = shuffled - (ends - self._counts)[domain_ids]
+        return domain_ids, blocks * self._counts[domain_ids] + position_in_domain
 
 
 class MixedData(Data):
@@ -180,16 +194,15 @@ class MixedData(Data):
         self.train, self.validation = (  # pyright: ignore[reportIncompatibleVariableOverride]
             MixedTokens(domains, [part.split(split) for part in parts]) for split in SPLITS
         )
-        dropped = [part.info.get("overlap") for part in parts]
-        overlaps = [overlap for overlap in dropped if overlap is not None]
+        overlaps = [part.info["overlap"] for part in parts if part.info.get("overlap") is not None]
         self.info = {
             "source": [source],
             "corpora_sha256": [joined_sha256(
-                *(f"{overlap.name}:{overlap.share!r}" for overlap in domains),
+                *(f"{domain.name}:{domain.share!r}" for domain in domains),
                 *(part.corpus_sha256 for part in parts),
             )],
             "tokenizer": parts[0].info["tokenizer"],
-            "splits": {split: self._split(split) for split in SPLITS},
+            "splits": {split: self._combine_split_facts(split) for split in SPLITS},
             "overlap": None if len(overlaps) < len(parts) else {
                 "passage": overlaps[0]["passage"],
                 **{name: sum(overlap[name] for overlap in overlaps)
@@ -213,14 +226,17 @@ class MixedData(Data):
     def is_named_by(self, source: str) -> bool:
         return all(part.is_named_by(domain.source) for domain, part in self._pairs)
 
-    def check(self, config: DataConfig) -> None:
-        """`max_bytes` and `keep_overlap` are for the parts that are not prepared yet."""
+    def check_config(self, config: DataConfig) -> None:
+        """Check every part; `max_bytes` and `keep_overlap` are not checked where some parts are
+        text, because these fields may be meant for them.
+        """
         if not self.is_named_by(config.source):
             config = dataclasses.replace(config, max_bytes=0, keep_overlap=False)
         for domain, part in self._pairs:
-            part.check(dataclasses.replace(config, source=domain.source))
+            part.check_config(dataclasses.replace(config, source=domain.source))
 
-    def _split(self, split: SplitName) -> dict[str, Any]:
+    def _combine_split_facts(self, split: SplitName) -> dict[str, Any]:
+        """Return the number of tokens and the hash of a split over all parts."""
         facts = [part.info["splits"][split] for part in self.parts]
         return {
             "tokens": sum(split_facts["tokens"] for split_facts in facts),
@@ -228,9 +244,13 @@ class MixedData(Data):
         }
 
 
-def _apportion(shares: np.ndarray, windows: int) -> np.ndarray:
-    """Return how many of the windows each share comes to, by the largest remainders."""
+def _apportion_windows(shares: np.ndarray, windows: int) -> np.ndarray:
+    """Divide a number of windows in proportion to `shares` (which sum to 1), by the method of the
+    largest remainders.
+    """
     exact = shares * windows
     counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]] += 1
+    num_missing = windows - int(counts.sum())
+    largest_remainders = np.argsort(counts - exact, kind="stable")[:num_missing]
+    counts[largest_remainders] += 1
     return counts

@@ -16,17 +16,17 @@ IGNORED = -100  # the target that torch.nn.functional.cross_entropy leaves out
 NUM_ROUNDS = 8  # of the Feistel network; four suffice for large halves, short ones mix slowly
 
 
-def documents_of(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
-    """Return the number of each token's document in its row, both (rows, length).
+def number_documents(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
+    """Return, for each token of `tokens` (rows, length), the number of its document within the row.
 
-    end_of_text begins a document: its first token is predicted from there, as a prompt's is, and
-    the end of the one before from that one's last token.
+    An end_of_text token counts as the first token of the document after it, which is predicted from
+    it, as a prompt's first token is.
     """
     return (tokens == end_of_text).cumsum(1)
 
 
 def evenly(count: int, size: int) -> np.ndarray:
-    """Return at most `count` different numbers below `size`, evenly apart, 0 the first."""
+    """Return `count` evenly spaced integers below `size` (at most `size` of them), from 0 on."""
     count = min(count, size)
     return np.arange(count) * size // max(count, 1)
 
@@ -39,33 +39,32 @@ class Tokens:
     end_of_text: int
 
     @property
-    def stretches(self) -> Mapping[str, int]:
-        """The tokens of each domain in turn, by its name, which is empty where there is but one."""
+    def domain_sizes(self) -> Mapping[str, int]:
+        """Number of tokens of each domain, by its name, in order; "" names a single domain."""
         return {"": self.num_tokens}
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
         """Return the `count` tokens from each start on: int64 (len(starts), count)."""
         raise NotImplementedError
 
-    def spread(self, rows: int, length: int, within: int = 0) -> np.ndarray:
-        """Return where rows of `length` tokens start, evenly spread over the first `within` tokens.
-
-        Over all of them where that is 0. At most `rows` of them; none reaches past the end.
+    def spread_starts(self, rows: int, length: int, within: int = 0) -> np.ndarray:
+        """Return the starts of at most `rows` rows of `length` tokens, evenly spread over the first
+        `within` tokens (0: all); no row reaches past the end.
         """
         return length * evenly(rows, (within or self.num_tokens) // length)
 
-    def optimal(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats.
+    def optimal_losses(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return the lowest possible expected loss −ln p of each token of `rows` (n, L + 1) except
+        the first: (n, L), in nats.
 
-        p is the probability with which the token was drawn after those before it, so that no model
-        loses less in expectation. None for text, of which nobody knows it.
+        p is the probability with which a task draws the token after those before it. None for text,
+        whose probabilities are unknown.
         """
         return None
 
     def is_trigger(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where a head is needed, because the next token depends on more than the last.
-
-        Bool, as `rows`; None for text, of which nobody knows it.
+        """Return a mask, of the shape of `rows`, of the triggers: tokens after which the next one
+        depends on earlier tokens too, so that attention is needed. None for text.
         """
         return None
 
@@ -85,44 +84,49 @@ class Permutation:
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         self._shift = np.uint64(half_bits)
         self._mask = np.uint64(2**half_bits - 1)
-        self._keys = [key64("round", seed, number) for number in range(NUM_ROUNDS)]
+        self._keys = [derive_key("round", seed, number) for number in range(NUM_ROUNDS)]
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return where `places` (integers in range(size), any shape) go: int64, the same shape."""
+        """Return the images of `places` (integers in range(size), any shape) under the permutation:
+        int64, the same shape.
+        """
         shape = np.shape(places)
         flat = np.ravel(places).astype(np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < self.size):
             raise IndexError(f"a place is outside range({self.size})")
-        values = self._network(flat.astype(np.uint64))
+        values = self._apply_network(flat.astype(np.uint64))
         outside = np.flatnonzero(values >= self.size)
         while outside.size:
-            values[outside] = self._network(values[outside])
+            values[outside] = self._apply_network(values[outside])
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64).reshape(shape)
 
-    def _network(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._shift, values & self._mask
+    def _apply_network(self, values: np.ndarray) -> np.ndarray:
+        """Apply the Feistel network to uint64 values of two halves of `_shift` bits each."""
+        high, low = values >> self._shift, values & self._mask
         for key in self._keys:
-            left, right = right, left ^ (mix64(right, key) & self._mask)
-        return (left << self._shift) | right
+            high, low = low, high ^ (mix64(low, key) & self._mask)
+        return (high << self._shift) | low
 
 
 class WindowOrder:
-    """Order of windows: each window once per epoch, in another order each time (`Batches`)."""
+    """Order of training windows: each window once per epoch, in a new random order every epoch."""
 
     def __init__(self, num_tokens: int, length: int, seed: int) -> None:
         self.num_tokens, self.length, self.seed = num_tokens, length, seed
         self.num_windows = num_tokens // length
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return where the windows begin that come as the `numbers`-th, counted from 0."""
-        epochs, places = np.divmod(numbers, self.num_windows)
-        starts = np.empty_like(places)
+        """Return the position of the first token of the `numbers`-th windows, counted from 0 over
+        all epochs.
+        """
+        epochs, positions = np.divmod(numbers, self.num_windows)
+        starts = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            order = Permutation(self.num_windows, key64("epoch", self.seed, epoch))
-            offset = key64("offset", self.seed, epoch) % self.num_tokens
-            starts[here] = order(places[here]) * self.length + offset
+            in_epoch = epochs == epoch
+            permutation = Permutation(self.num_windows, derive_key("epoch", self.seed, epoch))
+            offset = derive_key("offset", self.seed, epoch) % self.num_tokens
+            starts[in_epoch] = permutation(positions[in_epoch]) * self.length + offset
         return starts % self.num_tokens
 
 
@@ -150,7 +154,8 @@ class Batches:
         bos: int | None = None,
         first: int = 0,
     ) -> None:
-        """Make the order; it reads no token yet. The run's first batch is the `first`-th of it.
+        """Define the order of windows, without reading a token; `first` is the number of the batch
+        that step 0 gets.
 
         Raises:
             WakefulError: the tokens are fewer than one sequence needs, or the processes cannot
@@ -163,11 +168,11 @@ class Batches:
             raise WakefulError(
                 f"batch_size is {batch_size}: it must be a multiple of the {world_size} processes"
             )
-        for domain, size in token_file.stretches.items():
+        for domain, size in token_file.domain_sizes.items():
             if size < length + 1:
                 raise WakefulError(
-                    f"the training data{_of(domain)} has {size} tokens, and one sequence of "
-                    f"{length} needs {length + 1}: pass more text or a shorter length"
+                    f"the training data{_format_domain(domain)} has {size} tokens, and one "
+                    f"sequence of {length} needs {length + 1}: pass more text or a shorter length"
                 )
         self.token_file = token_file
         self.length = length
@@ -191,10 +196,10 @@ class Batches:
         """Return the position in the file where each row of `batch(step)` begins."""
         if step < 0:
             raise ValueError(f"step is {step}: it must not be negative")
-        return self.starts_of((self.first + step) * self.batch_size + self._rows)
+        return self.window_starts_of((self.first + step) * self.batch_size + self._rows)
 
-    def starts_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Return where the windows begin that are read as the `numbers`-th of the run."""
+    def window_starts_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the positions in the tokens where the `numbers`-th windows of the run begin."""
         return self._order(numbers)
 
 
@@ -211,35 +216,39 @@ class ValidationWindows:
     def __init__(
         self, token_file: Tokens, *, length: int, batch_size: int, bos: int | None = None
     ) -> None:
-        """Lay out the windows, reading no token yet; refuse a set without a token to predict."""
+        """Compute the windows, without reading a token; raise `WakefulError` for a validation set
+        (or domain) without a token to predict.
+        """
         _check_positive(length=length, batch_size=batch_size)
-        for domain, size in token_file.stretches.items():
+        for domain, size in token_file.domain_sizes.items():
             if size < 2:
                 raise WakefulError(
-                    f"the validation data{_of(domain)} has {size} tokens and needs 2: "
+                    f"the validation data{_format_domain(domain)} has {size} tokens and needs 2: "
                     "pass more validation text, or a larger data.validation_fraction"
                 )
         self.token_file = token_file
         self.length = length
         self.batch_size = batch_size
         self.bos = bos
-        self._sizes = np.array([*token_file.stretches.values()], np.int64)
+        self._sizes = np.array([*token_file.domain_sizes.values()], np.int64)
         self._windows = 1 + (self._sizes - 2) // length
         self.num_predicted = int((self._sizes - 1).sum())
         """Targets in all the batches together."""
         self.num_windows = int(self._windows.sum())
 
-    def _places(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where windows begin, and how many targets their domain has from there on."""
+    def _locate_windows(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the position where each window begins, and the number of targets from there to the
+        end of the window's domain.
+        """
         ends = np.cumsum(self._windows)
-        owners = np.searchsorted(ends, windows, side="right")
-        starts = (windows - (ends - self._windows)[owners]) * self.length
+        domain_ids = np.searchsorted(ends, windows, side="right")
+        starts = (windows - (ends - self._windows)[domain_ids]) * self.length
         offsets = np.cumsum(self._sizes) - self._sizes
-        return starts + offsets[owners], self._sizes[owners] - 1 - starts
+        return starts + offsets[domain_ids], self._sizes[domain_ids] - 1 - starts
 
     def domains(self) -> list[str] | None:
-        """Return the domain of each window; None where the text is not of several."""
-        names = [*self.token_file.stretches]
+        """Return the name of each window's domain; None where the data has a single domain."""
+        names = [*self.token_file.domain_sizes]
         return np.repeat(names, self._windows).tolist() if len(names) > 1 else None
 
     def __len__(self) -> int:
@@ -255,17 +264,17 @@ class ValidationWindows:
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         windows = np.arange(first, min(first + self.batch_size, self.num_windows))
-        starts, ends = self._places(windows)
+        starts, num_targets = self._locate_windows(windows)
         rows = self.token_file.read(starts, self.length + 1)
-        inside = np.arange(self.length) < ends[:, None]  # the last window may go past the end
-        inputs = np.where(inside, rows[:, :-1], self.token_file.end_of_text)
-        targets = np.where(inside, rows[:, 1:], IGNORED)
+        has_target = np.arange(self.length) < num_targets[:, None]  # fewer in the last window
+        inputs = np.where(has_target, rows[:, :-1], self.token_file.end_of_text)
+        targets = np.where(has_target, rows[:, 1:], IGNORED)
         if self.bos is not None:
             inputs[:, 0] = self.bos
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def _of(domain: str) -> str:
+def _format_domain(domain: str) -> str:
     return f" of {domain}" if domain else ""
 
 
@@ -275,14 +284,14 @@ def _check_positive(**numbers: int) -> None:
             raise ValueError(f"{name} is {number}: it must be at least 1")
 
 
-def key64(purpose: str, *numbers: int) -> int:
-    """Return a 64-bit key for a purpose and numbers (a seed, an epoch), far from any other's."""
+def derive_key(purpose: str, *numbers: int) -> int:
+    """Derive a 64-bit key from a purpose and numbers, such as a seed and an epoch, by SHA-256."""
     text = ":".join([purpose, *(str(int(number)) for number in numbers)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def mix64(values: np.ndarray, key: int) -> np.ndarray:
-    """Return SplitMix64's finalizer of (`values` + `key`): a bijection of uint64, elementwise.
+    """Mix the bits of `values` + `key` by SplitMix64's finalizer, a bijection of uint64.
 
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     `values` must be an array of uint64: NumPy warns of overflow for scalars, and wraps for arrays.

@@ -7,7 +7,7 @@ other. A loss on them is a loss on memorized text.
 
 import numpy as np
 
-from wakeful.data.order import key64, mix64
+from wakeful.data.order import derive_key, mix64
 from wakeful.data.tokens import PreparedData, TokenFile, write_split
 from wakeful.errors import WakefulError
 
@@ -23,32 +23,32 @@ class NothingHeldOut(WakefulError):
 
 
 def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> None:
-    """Rewrite the validation files, and what `data.info` says, without what overlaps training.
+    """Drop validation documents that overlap the training text: rewrite the validation files.
 
-    A document overlaps where more than `ALLOWED` of its passages of `PASSAGE` tokens are in the
-    training text word for word. The training tokens stay as they are. `num_bytes` are the UTF-8
-    bytes of each validation document. `data.info` then has the facts of the split `validation`, and
-    in `overlap` how many documents and tokens were dropped.
+    A document overlaps if more than `ALLOWED` of its passages of `PASSAGE` tokens occur verbatim in
+    the training text. `num_bytes` has the UTF-8 bytes of each validation document. In `data.info`
+    the facts of the split `validation` are updated, and `overlap` says how many documents and
+    tokens were dropped.
 
     Raises:
-        WakefulError: nothing of validation is left, or it was given as a text of its own, which is
-            then wrong.
+        WakefulError: no validation document is left, or one overlaps in a validation text that the
+            user supplied.
     """
     validation = data.validation
-    shares = repeated_shares(data.train, validation, length=PASSAGE)
-    bad = shares > ALLOWED
-    dropped = {"passage": PASSAGE, "documents": int(bad.sum()), "tokens": 0}
+    shares = measure_overlap(data.train, validation, length=PASSAGE)
+    overlaps = shares > ALLOWED
+    dropped = {"passage": PASSAGE, "documents": int(overlaps.sum()), "tokens": 0}
     data.info["overlap"] = dropped
-    if not bad.any():
+    if not overlaps.any():
         return
     worst = int(shares.argmax())
     if data.info["validation_source"]:
         raise WakefulError(
             f"the training text overlaps validation: of {len(shares)} validation documents "
-            f"{int(bad.sum())} partly occur in it, document {worst} with {shares[worst]:.0%} of "
-            f"its passages of {PASSAGE} tokens; take them out of one of the two, {_CURE}"
+            f"{int(overlaps.sum())} partly occur in it, document {worst} with {shares[worst]:.0%} "
+            f"of its passages of {PASSAGE} tokens; take them out of one of the two, {_CURE}"
         )
-    if bad.all():
+    if overlaps.all():
         raise NothingHeldOut(
             f"the training text overlaps validation: every held-out document partly occurs in it "
             f"({shares[worst]:.0%} of passages of {PASSAGE} tokens at the worst); pass a "
@@ -56,46 +56,53 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> None:
         )
     starts = np.asarray(validation.documents)
     ends = np.append(starts[1:], validation.num_tokens)
-    places = zip(starts[~bad], ends[~bad], strict=True)
-    documents = (validation.tokens[start:end] for start, end in places)
-    facts = write_split(data.folder, "validation", documents, int(num_bytes[~bad].sum()))
+    remaining = zip(starts[~overlaps], ends[~overlaps], strict=True)
+    documents = (validation.tokens[start:end] for start, end in remaining)
+    facts = write_split(data.folder, "validation", documents, int(num_bytes[~overlaps].sum()))
     dropped["tokens"] = validation.num_tokens - facts["tokens"]
     data.info["splits"]["validation"] = facts
 
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers have inverses modulo 2^64
 _CHUNK = 2**21
-"""Places hashed at a time."""
+"""Positions hashed at a time."""
 
 
-def repeated_shares(train: TokenFile, validation: TokenFile, *, length: int) -> np.ndarray:
-    """Return, for each validation document, the share of its passages that training holds verbatim.
+def measure_overlap(train: TokenFile, validation: TokenFile, *, length: int) -> np.ndarray:
+    """Return, for each validation document, the share of its passages that occur verbatim in the
+    training text: float64 (documents,).
 
-    Passages are the document's windows of `length` tokens, side by side from its beginning;
-    training is searched at every place. A document that is shorter has none, and a share of 0.
-    Passages are known by the 64-bit polynomial hash Σ_k m(t_k) B^k, m a mixing of the token's id.
+    A document's passages are consecutive windows of `length` tokens from its beginning. A shorter
+    document has no passage, and a share of 0. The training text is searched at every position.
+    Passages are compared by the 64-bit polynomial hash Σ_k m(t_k) B^k, where m mixes the bits of a
+    token's id.
     """
     starts = np.asarray(validation.documents)
     lengths = np.diff(np.append(starts, validation.num_tokens))
     counts = lengths // length
-    owner = np.repeat(np.arange(len(starts)), counts)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    repeated = np.zeros(len(owner), bool)
-    if len(owner):
-        places = (starts[owner] + number * length)[:, None] + np.arange(length)
-        passages = _hashes(validation.tokens[places].ravel(), length)[::length]
+    document = np.repeat(np.arange(len(starts)), counts)  # of each passage
+    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_repeated = np.zeros(len(document), bool)
+    if len(document):
+        positions = (starts[document] + number * length)[:, None] + np.arange(length)
+        passages = _hash_windows(validation.tokens[positions].ravel(), length)[::length]
         for start in range(0, train.num_tokens - length + 1, _CHUNK):
             stop = min(start + _CHUNK + length - 1, train.num_tokens)
-            repeated |= np.isin(passages, _hashes(train.tokens[start:stop], length), kind="sort")
-    return np.bincount(owner, repeated, len(starts)) / np.maximum(counts, 1)
+            hashes = _hash_windows(train.tokens[start:stop], length)
+            is_repeated |= np.isin(passages, hashes, kind="sort")
+    return np.bincount(document, is_repeated, len(starts)) / np.maximum(counts, 1)
 
 
-def _hashes(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return the hash of the `length` tokens from each place on."""
-    mixed = mix64(tokens.astype(np.uint64), key64("overlap"))
+def _hash_windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return a polynomial hash of every window of `length` tokens, one per start: uint64.
+
+    Window i is hashed as Σ_k m(t_{i+k}) B^k mod 2⁶⁴, the difference of two prefix sums of
+    m(t_j) B^j, times B^{-i}.
+    """
+    mixed = mix64(tokens.astype(np.uint64), derive_key("overlap"))
     count = len(tokens)
     powers = np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - 1, _BASE)]))
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mixed * powers)])
     inverse = np.uint64(pow(int(_BASE), -1, 2**64))
-    back = np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - length, inverse)]))
-    return (sums[length:] - sums[:-length]) * back
+    inverse_powers = np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - length, inverse)]))
+    return (sums[length:] - sums[:-length]) * inverse_powers

@@ -22,17 +22,17 @@ from wakeful.data.sources import (
     single_sources,
     source_manifest,
 )
-from wakeful.data.split import SplitSide, Spool, split_by_hash, split_from_source
+from wakeful.data.split import SplitSide, Spool, split_by_hash, split_by_source
 from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
     VERSION,
     PreparedData,
-    building_beside,
     existing_data,
-    move_in,
     open_prepared,
+    publish_folder,
+    temporary_folder_beside,
     token_dtype,
     write_splits,
 )
@@ -42,16 +42,16 @@ from wakeful.paths import default_cache_dir, expand_home, install_folder
 from wakeful.terminal.display import Display
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,
-and how many there are."""
+"""Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done and
+their total."""
 
 BATCH_BYTES = 2**20
-"""Of text between two writes and two calls of `progress`."""
+"""Bytes of text per encoded batch, and between two calls of `progress`."""
 
 
-def preparation(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Return the arguments of `prepare` and `prepare_data` that a configuration's fields stand for,
-    with a given tokenizer instead of the one they name or train.
+def preparation_options(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Return the keyword arguments of `prepare` and `prepare_data` for a configuration; a given
+    `tokenizer` replaces the one that the configuration names or trains.
     """
     chosen = config.tokenizer or None if tokenizer is None else tokenizer
     return {
@@ -79,21 +79,22 @@ def prepare(
     keep_overlap: bool = TextConfig.keep_overlap,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Write the tokens of `source` into `folder`, or take what is there if it is the same.
+    """Tokenize the text of `source` into a new `folder`; return its data, or that of an existing
+    folder that was prepared from the same text with the same options.
 
-    Either a `tokenizer` is given (one, or the path of one) or one of `vocab_size` is trained, on
-    the training documents alone. About `validation_fraction` of the documents are kept for
-    validation (see `split_by_hash`), or all those of `validation_source`; unless `keep_overlap`,
-    held-out documents that partly occur in the training text are dropped, and a validation source
-    that does is refused (see `drop_overlap`). `max_bytes` of `source` are taken, in UTF-8. The
-    folder appears when it is whole and not before; meanwhile a copy of the text lies beside it.
+    Either `tokenizer` is one (or its path), or `vocab_size` is the size of one to train on the
+    training documents. About `validation_fraction` of the documents (see `split_by_hash`), or all
+    documents of `validation_source`, are for validation. Unless `keep_overlap` is set, validation
+    documents that overlap the training text are dropped; a `validation_source` that overlaps is
+    refused (see `drop_overlap`). `max_bytes` limits the text of `source`, in UTF-8. The folder is
+    built beside its place, with a copy of the text, and renamed when complete.
 
     Raises:
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
     folder, progress = expand_home(folder).absolute(), progress or Display().stage
-    tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
+    tokenizer = _load_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(
             f"validation_fraction is {validation_fraction}: it must lie between 0 and 1"
@@ -120,7 +121,7 @@ def prepare(
     if existing is not None and existing.info.get("manifest") == manifest:
         return existing
 
-    with building_beside(folder) as building:
+    with temporary_folder_beside(folder) as building:
         scratch = building / "scratch"
         scratch.mkdir()
         spools = [_store_documents(source, scratch / "source", max_bytes, text_field, progress)]
@@ -143,18 +144,21 @@ def prepare(
                 spools[0], fraction=validation_fraction, seed=seed, scratch=scratch / "parts"
             )
         else:
-            split = split_from_source(*spools)
+            split = split_by_source(*spools)
         if tokenizer is None:
             assert vocab_size is not None
-            tokenizer = Tokenizer.train(_texts(split.train, "tokenizer", progress), vocab_size)
-        held, sides = validation_source, (split.train, split.validation)
-        encoded = [(_encode_documents(side, tokenizer, progress), side.num_bytes) for side in sides]
+            tokenizer = Tokenizer.train(_read_texts(split.train, "tokenizer", progress), vocab_size)
+        encoded = [
+            (_encode_documents(side, tokenizer, progress), side.num_bytes)
+            for side in (split.train, split.validation)
+        ]
+        validation_sources = [] if validation_source is None else single_sources(validation_source)
         info = write_splits(
             building,
             tokenizer,
             dict(zip(SPLITS, encoded, strict=True)),
             source=single_sources(source),
-            validation_source=[] if held is None else single_sources(held),
+            validation_source=validation_sources,
             manifest=manifest,
             corpora_sha256=corpora,
             settings=settings,
@@ -167,7 +171,7 @@ def prepare(
             progress("comparing", side.num_bytes, side.num_bytes)
         tokenizer.save(building)
         shutil.rmtree(scratch)
-        move_in(building, folder, info)
+        publish_folder(building, folder, info)
     return PreparedData.open(folder)
 
 
@@ -178,11 +182,12 @@ def prepare_data(
     progress: Progress | None = None,
     **options: Any,
 ) -> PreparedData:
-    """Return the data that `prepare` writes into the cache (`cache_dir`, or `default_cache_dir()`).
+    """Prepare a source into a folder of the cache (`cache_dir`, else `default_cache_dir()`), or
+    open the folder where it exists.
 
-    `options` are those of `prepare`. The folder's name holds a hash of them and of every file's
-    path, size and time of change, so a second call reads no text, and changed files are prepared
-    again beside the old.
+    `options` are those of `prepare`. The folder's name contains a hash of the options and of every
+    file's path, size and time of change. So a second call reads no text, and changed files are
+    prepared into a new folder.
     """
     parameters = list(inspect.signature(prepare).parameters.values())[2:]
     options = (
@@ -197,7 +202,11 @@ def prepare_data(
         "split": 2,  # the number of its rule
         "manifest": data_manifest(source, options["validation_source"]),
         "tokenizer": tokenizer
-        and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
+        and [
+            tokenizer.fingerprint,
+            tokenizer.end_of_text_token,
+            sorted(tokenizer.companion_files.items()),
+        ],
         **{name: options[name] for name in plain},
     }
     stem = Path(single_sources(source)[0]).stem
@@ -213,10 +222,11 @@ def load_data(
     tokenizer: Tokenizer | None = None,
     imports: bool = False,
 ) -> Data:
-    """Return the tokens that a configuration names, preparing and caching them if need be.
+    """Return the data that a configuration's source names: a task, a mixture, a prepared folder, or
+    text, which is prepared into the cache if necessary.
 
-    With a `tokenizer` text is prepared with it, and a task, which has one of its own, is not looked
-    for. `imports` lets a task's module be imported: only for a source that the user wrote.
+    With a `tokenizer`, text is prepared with it, and the source is not read as a task, which has
+    its own. `imports` allows importing a task's module; set it only for a source the user wrote.
     """
     source = config.source
     task = task_of(source, imports=imports) if tokenizer is None else None
@@ -224,7 +234,7 @@ def load_data(
         (task and TaskData(task))
         or load_mixture(config, source, progress, tokenizer=tokenizer)
         or open_prepared(source)
-        or prepare_data(source, progress=progress, **preparation(config, tokenizer))
+        or prepare_data(source, progress=progress, **preparation_options(config, tokenizer))
     )
 
 
@@ -235,15 +245,16 @@ def load_mixture(
     *,
     tokenizer: Tokenizer | None = None,
 ) -> MixedData | None:
-    """Return the prepared domains of a mixture; None where the source is not one.
+    """Prepare the domains of a mixture and return them as one; None for a source that is no
+    mixture.
 
-    `max_bytes` and `validation_fraction` are of each domain that is a text. The tokenizer of all is
-    the given one, the one that `config` names, that of a domain that is prepared already, or else
-    one that is trained on the training documents of all.
+    `max_bytes` and `validation_fraction` apply to each domain that is a text. All domains share one
+    tokenizer: the given one, else the one that `config` names, else that of a domain that is
+    already prepared, else one trained on the training documents of all domains.
 
     Raises:
-        WakefulError: as `prepare` does; a domain is prepared with another tokenizer, or
-            validation_source is set.
+        WakefulError: `validation_source` is set, a domain was prepared with another tokenizer, or
+            `prepare` refuses a domain.
     """
     domains = mixture_of(source)
     if domains is None:
@@ -253,29 +264,34 @@ def load_mixture(
             f"data.validation_source = {config.validation_source!r} does nothing: each part of a "
             "mixture is validated on what is held out of it; leave it out"
         )
-    there = {domain.name: data for domain in domains if (data := open_prepared(domain.source))}
+    prepared: dict[str, PreparedData] = {}
+    for domain in domains:
+        if (data := open_prepared(domain.source)) is not None:
+            prepared[domain.name] = data
     if tokenizer is None and config.tokenizer:
         tokenizer = Tokenizer.load(config.tokenizer)
-    if tokenizer is None and there:
-        tokenizer = next(iter(there.values())).tokenizer
+    if tokenizer is None and prepared:
+        tokenizer = next(iter(prepared.values())).tokenizer
     if tokenizer is None:
         tokenizer = _shared_tokenizer(domains, config, progress or Display().stage)
-    for name, data in there.items():
+    for name, data in prepared.items():
         if not data.tokenizer.same_tokens(tokenizer):
             raise WakefulError(
                 f"{name}, {data.folder}, was prepared with another tokenizer than the rest of the "
                 "mixture: prepare it with the same (--tokenizer)"
             )
-    options = preparation(config, tokenizer)
+    options = preparation_options(config, tokenizer)
     parts = [
-        there.get(domain.name) or prepare_data(domain.source, progress=progress, **options)
+        prepared.get(domain.name) or prepare_data(domain.source, progress=progress, **options)
         for domain in domains
     ]
     return MixedData(source, domains, parts, tokenizer)
 
 
 def reopen_data(config: DataConfig) -> Data | None:
-    """Return the data at a `Data.place`; None where it, or a part of it, is no longer there."""
+    """Open the prepared data that `config.data.source` names; None where the folder, or that of a
+    mixture's part, no longer exists.
+    """
     sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
     return load_data(config) if all(map(open_prepared, sources)) else None
 
@@ -283,7 +299,7 @@ def reopen_data(config: DataConfig) -> Data | None:
 def _shared_tokenizer(
     domains: Sequence[Domain], config: TextConfig, progress: Progress
 ) -> Tokenizer:
-    """Return a tokenizer trained on what the domains will train on, kept in the cache."""
+    """Train a tokenizer on the training documents of all domains, or load it from the cache."""
     key = {
         "version": VERSION,
         "split": 2,
@@ -295,7 +311,7 @@ def _shared_tokenizer(
     }
     folder = default_cache_dir() / "data" / f"{MIXTURE}-{json_digest(key)}"
     if not (folder / "tokenizer.json").is_file():
-        with building_beside(folder) as building:
+        with temporary_folder_beside(folder) as building:
             sides: list[SplitSide] = []
             for number, domain in enumerate(domains):
                 scratch = building / "scratch" / str(number)
@@ -307,7 +323,7 @@ def _shared_tokenizer(
                 fraction = config.validation_fraction
                 split = split_by_hash(spool, fraction=fraction, seed=0, scratch=scratch / "parts")
                 sides.append(split.train)
-            texts = (text for side in sides for text in _texts(side, "tokenizer", progress))
+            texts = (text for side in sides for text in _read_texts(side, "tokenizer", progress))
             tokenizer = Tokenizer.train(texts, config.vocab_size)
             shutil.rmtree(building / "scratch")
             tokenizer.save(building)
@@ -318,14 +334,19 @@ def _shared_tokenizer(
 def data_manifest(
     source: str | Sequence[str], validation_source: str | Sequence[str] | None
 ) -> str:
-    """Return a hash that changes when a file of either source does; see `source_manifest`."""
+    """Return a hash of both sources' files, by path, size and time (see `source_manifest`)."""
     sources = [source] if validation_source is None else [source, validation_source]
     return joined_sha256(*map(source_manifest, sources))
 
 
-def _chosen_tokenizer(
+def _load_tokenizer(
     tokenizer: Tokenizer | str | Path | None, vocab_size: int | None
 ) -> Tokenizer | None:
+    """Return the given tokenizer, loaded where it is a path; None to train one of `vocab_size`.
+
+    Raises:
+        WakefulError: both are given, or neither.
+    """
     if (tokenizer is None) == (vocab_size is None):
         raise WakefulError(
             "pass either tokenizer, one to use, or vocab_size, the size of one to train: "
@@ -335,6 +356,7 @@ def _chosen_tokenizer(
 
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
+    """Raise `WakefulError` where the folder to write lies inside a folder that is read as text."""
     for single in single_sources(source):
         path = expand_home(single)
         # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
@@ -348,14 +370,14 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
 def _report_bytes(
     documents: Iterable[Document], stage: str, total: int | None, progress: Progress
 ) -> Iterator[Document]:
-    """Yield documents unchanged, calling `progress` with the bytes so far every BATCH_BYTES."""
-    done = due = 0
+    """Yield documents unchanged, and call `progress` every BATCH_BYTES of their text."""
+    num_bytes = next_report = 0
     for document in documents:
         yield document
-        done += len(document.text.encode("utf-8"))
-        if done >= due:
-            progress(stage, done, total)
-            due = done + BATCH_BYTES
+        num_bytes += len(document.text.encode("utf-8"))
+        if num_bytes >= next_report:
+            progress(stage, num_bytes, total)
+            next_report = num_bytes + BATCH_BYTES
 
 
 def _store_documents(
@@ -365,7 +387,7 @@ def _store_documents(
     text_field: str,
     progress: Progress,
 ) -> Spool:
-    """Read the documents of a source, up to `max_bytes` of text, into a file that replays them."""
+    """Read the documents of a source, up to `max_bytes` of text, into a spool file at `path`."""
     spool = Spool(path)
     documents = read_documents(source, text_field=text_field)
     spool.fill(_report_bytes(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
@@ -375,8 +397,8 @@ def _store_documents(
     return spool
 
 
-def _texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str]:
-    """Return the texts of one side, and tell `progress` of the bytes gone through."""
+def _read_texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str]:
+    """Yield the texts of the training or validation documents, and report progress in bytes."""
     total = side.num_bytes
     for document in _report_bytes(side.spool.read(side.mask), stage, total, progress):
         yield document.text
@@ -386,27 +408,29 @@ def _texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str]:
 def _encode_documents(
     side: SplitSide, tokenizer: Tokenizer, progress: Progress
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of each document, (tokens,), the end of text behind them."""
+    """Yield the ids of each document, followed by end_of_text: (tokens,) of the narrowest dtype."""
     dtype = token_dtype(tokenizer.vocab_size)
-    parts: list[np.ndarray] = []
-    for batch in _batches(_texts(side, "encoding", progress), tokenizer):
+    pieces_of_document: list[np.ndarray] = []
+    for batch in _batch_pieces(_read_texts(side, "encoding", progress), tokenizer):
         encoded = tokenizer.encode_batch([piece for piece, _ in batch])
-        for ids, (_, last) in zip(encoded, batch, strict=True):
-            if last:
+        for ids, (_, ends_document) in zip(encoded, batch, strict=True):
+            if ends_document:
                 ids.append(tokenizer.end_of_text)
-            parts.append(np.asarray(ids, dtype))
-            if last:
-                yield np.concatenate(parts)
-                parts = []
+            pieces_of_document.append(np.asarray(ids, dtype))
+            if ends_document:
+                yield np.concatenate(pieces_of_document)
+                pieces_of_document = []
 
 
-def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
-    """Return batches of some BATCH_BYTES: pieces, each with whether its document ends there."""
+def _batch_pieces(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    """Split texts into pieces, and yield them in batches of about BATCH_BYTES characters; each
+    piece comes with True where it ends its text.
+    """
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:
         remaining = len(text)
-        for piece in tokenizer.encoder.pieces(text):
+        for piece in tokenizer.encoder.split_text(text):
             remaining -= len(piece)
             batch.append((piece, remaining == 0))
             size += len(piece)

@@ -44,21 +44,24 @@ class Document:
 
 
 def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
-    """Return the documents of one file; its ending says of which kind it is.
+    """Yield the documents of one file, called `name`; its extension decides how it is read.
 
-    A `.json` file holds rows where it is an array of objects or has an object a line, and is text
-    otherwise.
+    A table (parquet, CSV, TSV, JSON lines) has a document per row, in the column `text_field`. So
+    has a `.json` file that is an array of objects or has one object per line. Any other file is one
+    document of text.
 
     Raises:
         WakefulError: the file cannot be read, is not UTF-8, or a row has no text.
     """
     ending = path.suffix.lower()
-    with reading(path):
+    with convert_read_errors(path):
         if ending in PARQUET_ENDINGS or ending in TABLES:
             rows = _read_table(path, text_field)
-        elif ending in JSON_ENDINGS and _begins_array(path):
+        elif ending in JSON_ENDINGS and _is_json_array(path):
             rows = _read_json_array(path)
-        elif ending in JSON_LINES_ENDINGS or (ending == ".json" and _holds_lines(path, text_field)):
+        elif ending in JSON_LINES_ENDINGS or (
+            ending == ".json" and _has_json_lines(path, text_field)
+        ):
             rows = read_json_lines(path)
         else:
             yield Document(name, decode_utf8(path.read_bytes(), path))
@@ -71,23 +74,25 @@ NumberedRows = Iterator[tuple[int, str, object]]
 """The number of each row, its place in words, and the row."""
 
 
-def reading(path: str | Path) -> contextlib.AbstractContextManager[None]:
-    """Turn what the operating system says against reading a path into a `WakefulError`."""
-    return os_errors(f"cannot read {path}", "check the path and its permissions")
+def convert_read_errors(path: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Turn an `OSError` inside the block, raised while `path` is read, into a `WakefulError`."""
+    return convert_os_errors(f"cannot read {path}", "check the path and its permissions")
 
 
 @contextlib.contextmanager
-def os_errors(action: str, cure: str = "") -> Iterator[None]:
-    """Turn an error of the operating system into a `WakefulError`: `what`, the reason, the cure."""
+def convert_os_errors(action: str, remedy: str = "") -> Iterator[None]:
+    """Turn an `OSError` inside the block into a `WakefulError`: "ACTION: the reason: REMEDY"."""
     try:
         yield
     except OSError as error:
-        parts = (action, str(error.strerror or error), cure)
+        parts = (action, str(error.strerror or error), remedy)
         raise WakefulError(": ".join(filter(None, parts))) from error
 
 
 def read_json_lines(path: Path) -> NumberedRows:
-    """Yield the number, the place in words and the value of each line that is not blank."""
+    """Yield, for each line of a JSON lines file that is not blank, its number from 1, its location
+    for error messages ("PATH, line 3") and its value.
+    """
     offset = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -95,17 +100,19 @@ def read_json_lines(path: Path) -> NumberedRows:
             offset += len(line)
             if text.strip():
                 location = f"{path}, line {number}"
-                yield number, location, parsed_json(text, location)
+                yield number, location, parse_json(text, location)
 
 
-def _begins_array(path: Path) -> bool:
-    """Return whether a JSON file is an array of objects."""
+def _is_json_array(path: Path) -> bool:
+    """Return whether a JSON file begins like an array of objects."""
     with path.open("rb") as file:
         return _ARRAY.match(file.read(4096)) is not None
 
 
-def _holds_lines(path: Path, text_field: str) -> bool:
-    """Return whether a file has a JSON object a line; one alone may be any object in a line."""
+def _has_json_lines(path: Path, text_field: str) -> bool:
+    """Return whether a file's first line is a JSON object and more lines follow; for a file of one
+    line, whether this object has the field `text_field`.
+    """
     with path.open("rb") as file:
         lines = list(itertools.islice(filter(bytes.strip, file), 2))
     try:
@@ -116,18 +123,19 @@ def _holds_lines(path: Path, text_field: str) -> bool:
 
 
 def _read_json_array(path: Path) -> NumberedRows:
+    """Yield the number, the location and the value of each element of a JSON array in a file."""
     if path.stat().st_size > MAX_ARRAY_BYTES:
-        lines = shlex.quote(str(path.with_suffix(".jsonl")))
+        jsonl_path = shlex.quote(str(path.with_suffix(".jsonl")))
         raise WakefulError(
             f"{path}: an array of more than {MAX_ARRAY_BYTES // 2**20} MiB: write an object a line "
-            f"(jq -c '.[]' {shlex.quote(str(path))} > {lines})"
+            f"(jq -c '.[]' {shlex.quote(str(path))} > {jsonl_path})"
         )
-    for number, row in enumerate(parsed_json(decode_utf8(path.read_bytes(), path), str(path))):
+    for number, row in enumerate(parse_json(decode_utf8(path.read_bytes(), path), str(path))):
         yield number, f"{path}, row {number}", row
 
 
-def parsed_json(text: str, location: str) -> Any:
-    """Return the value of a JSON text that stands at a place, or raise `WakefulError`."""
+def parse_json(text: str, location: str) -> Any:
+    """Parse a JSON text, or raise a `WakefulError` that names its location."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -136,7 +144,9 @@ def parsed_json(text: str, location: str) -> Any:
 
 
 def _read_table(path: Path, text_field: str) -> NumberedRows:
-    """Read the one column, every value of a table in text as text."""
+    """Yield the number, the location and the value of each row of a parquet, CSV or TSV file, of
+    which only the column `text_field` is read; CSV and TSV values stay strings.
+    """
     file, ending = glob.escape(str(path.absolute())), path.suffix.lower()
     remedy = f"; name its column of text ({text_field!r} now), or fetch the file again"
     options: dict[str, Any] = {"columns": [text_field], "batch_size": ROWS_AT_A_TIME}
@@ -165,10 +175,12 @@ def stream_file(
     split: str = "train",
     **options: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Return a dataset's rows as `datasets.load_dataset` streams them; nothing stays on the disk.
+    """Yield a dataset's rows as `datasets.load_dataset` streams them; nothing stays on the disk.
+
+    `path`, `name`, `split` and `options` are arguments of `load_dataset`.
 
     Raises:
-        WakefulError: `datasets` cannot read it; the line says `what` that is, and the remedy.
+        WakefulError: `datasets` cannot read it: "cannot read DESCRIPTION", the reason and `remedy`.
     """
     with wrap_errors(f"cannot read {description}", remedy):
         import datasets  # noqa: PLC0415 - it takes seconds to import
@@ -183,7 +195,7 @@ def stream_file(
 
 
 def row_text(row: object, location: str, text_field: str) -> str:
-    """Return the text of a row, "" for null.
+    """Return the field `text_field` of a row, "" for null; `location` is for error messages.
 
     Raises:
         WakefulError: the row lacks the field, or the field is neither text nor null.
@@ -199,11 +211,13 @@ def row_text(row: object, location: str, text_field: str) -> str:
             "text"
         )
     text = row[text_field]
-    return "" if text is None else checked_text(text, location, text_field)
+    return "" if text is None else check_text(text, location, text_field)
 
 
-def checked_text(value: object, location: str, text_field: str) -> str:
-    """Return `value`, which must be text that UTF-8 can hold; an error names `place`."""
+def check_text(value: object, location: str, text_field: str) -> str:
+    """Return `value` if it is a string that UTF-8 can encode; otherwise raise a `WakefulError` that
+    names the location and the field.
+    """
     if not isinstance(value, str):
         raise WakefulError(
             f"{location}: field {text_field!r} holds {type(value).__name__}, not text: "

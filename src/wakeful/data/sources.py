@@ -25,8 +25,8 @@ from wakeful.data.readers import (
     JSON_LINES_ENDINGS,
     PARQUET_ENDINGS,
     Document,
+    convert_read_errors,
     read_file,
-    reading,
     row_text,
     stream_file,
 )
@@ -42,8 +42,8 @@ MIXTURE = "mixture"
 HUB_PREFIX = "hf:"
 HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
 
-# What is taken from a folder, which may hold pictures and archives too. A file named by itself,
-# or by a glob, is read as text whatever its ending.
+# Extensions of the files that are read from a folder, which may hold pictures and archives too. A
+# file that is named itself, or by a glob, is read as text whatever its extension.
 _ENDINGS = (
     ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml .csv .tsv .log "
     ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .mjs .ts .tsx .jsx .css .rb .php .pl "
@@ -61,25 +61,26 @@ _GENERATED_FOLDER, _GENERATED_FILE = "config-", "_sysconfigdata"
 
 _log = logging.getLogger(__name__)
 _FEW = 5
-"""Files that are named of those that are not read."""
+"""Number of unread files that a warning names."""
 _CHARACTERS_A_TOKEN = 64
-"""Of a beginning, read at first; a tokenizer whose tokens are longer gets more."""
+"""Characters of text read at first per requested token; more are read if tokens are longer."""
 
 
 def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> Iterator[Document]:
-    """Return the documents of `source`, in an order that is the same on every reading.
+    """Yield the documents of a source, or of several, in an order that is always the same.
 
-    A text file is one document, as is each line of a JSON lines file and each row of a Parquet
-    file or a dataset, whose `text_field` holds the text. Empty documents are passed over. One
-    text file is held in memory at a time; everything else streams.
+    A text file is one document. So is each line of a JSON lines file and each row of a Parquet file
+    or a dataset, with its text in the field `text_field`. Empty documents are skipped. One text
+    file at a time is in memory; everything else is streamed.
 
     Raises:
         WakefulError: there is no such file, a file cannot be read or is not UTF-8, a row has no
             text, or a source holds no text at all.
     """
     for single in single_sources(source):
-        read = _read_one(single, text_field)
-        documents = (document for document in read if document.text and not document.text.isspace())
+        documents = (
+            document for document in _read_source(single, text_field) if document.text.strip()
+        )
         first = next(documents, None)
         if first is None:
             raise WakefulError(
@@ -89,7 +90,7 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
 
 
 def single_sources(source: str | Sequence[str]) -> list[str]:
-    """Return `source` as a list of single sources, or raise `WakefulError` if it names none."""
+    """Return one source, or several, as a list; raise `WakefulError` for none or a blank one."""
     sources = [source] if isinstance(source, str) else [str(path) for path in source]
     if not sources or not all(path.strip() for path in sources):
         raise WakefulError(
@@ -99,29 +100,31 @@ def single_sources(source: str | Sequence[str]) -> list[str]:
 
 
 def source_manifest(source: str | Sequence[str]) -> str:
-    """Return a hash that changes when a file of `source` does, without reading the files.
+    """Return a hash of a source's files that changes when one of them does; no file is read.
 
-    SHA-256 over every file's path, size and time of change. A dataset on the hub is listed
-    with its name alone, so a later version of it is not noticed.
+    It is the SHA-256 of every file's path, size and time of change. For a dataset on the hub only
+    its name is hashed, so a later version of the dataset is not noticed.
     """
-    lines = hashlib.sha256()
+    digest = hashlib.sha256()
     for single in single_sources(source):
-        lines.update(f"source\0{single if single.startswith(HUB_PREFIX) else ''}\0".encode())
-        for name, path in [] if single.startswith(HUB_PREFIX) else _files(single):
-            with reading(path):
+        is_hub = single.startswith(HUB_PREFIX)
+        digest.update(f"source\0{single if is_hub else ''}\0".encode())
+        for name, path in [] if is_hub else _list_files(single):
+            with convert_read_errors(path):
                 stat = path.stat()
             line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-            lines.update(line.encode("utf-8", "surrogateescape"))
-    return lines.hexdigest()
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
-def _read_one(source: str, text_field: str) -> Iterator[Document]:
+def _read_source(source: str, text_field: str) -> Iterator[Document]:
+    """Yield the documents of one source: a dataset of the hub, the standard library, or files."""
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
         return
-    files, folder = _files(source), expand_home(source)
+    files, folder = _list_files(source), expand_home(source)
     if os.path.isdir(folder) and not _is_stdlib(source):
-        _tell_of_others(folder, {name for name, _ in files})
+        _warn_of_unread_files(folder, {name for name, _ in files})
     for name, path in files:
         if _is_stdlib(source):
             yield Document(name, read_python(path) or "")
@@ -129,11 +132,13 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
             yield from read_file(name, path, text_field=text_field)
 
 
-def _files(source: str) -> list[tuple[str, Path]]:
+def _list_files(source: str) -> list[tuple[str, Path]]:
     """Return the files of a local source as (name relative to the source, path), sorted by name."""
-    with reading(source[:200]):  # a folder that may not be entered, a path that is too long
+    with convert_read_errors(
+        source[:200]
+    ):  # a folder that may not be entered, a path that is too long
         if not _is_stdlib(source):
-            return _find(source)
+            return _find_files(source)
         pattern = source.partition(":")[2] or "*"
         matches = [file for file in stdlib_files() if fnmatch.fnmatchcase(file[0], pattern)]
         if not matches:
@@ -145,7 +150,12 @@ def _is_stdlib(source: str) -> bool:
     return source.partition(":")[0] == PYTHON_STDLIB
 
 
-def _find(source: str) -> list[tuple[str, Path]]:
+def _find_files(source: str) -> list[tuple[str, Path]]:
+    """Return the files that a path or a glob names, as (name relative to the source, path).
+
+    Raises:
+        WakefulError: it names no file, a folder without text files, prepared tokens or a task.
+    """
     path = expand_home(source)
     if path.is_file():
         return [(path.name, path)]
@@ -155,7 +165,7 @@ def _find(source: str) -> list[tuple[str, Path]]:
                 f"{path} holds tokens that wakeful data prepare wrote, and text is needed here: "
                 "name the text itself"
             )
-        files = _files_below(
+        files = _walk_files(
             path,
             lambda folder: _is_visible(folder.name) and not is_prepared(folder),
             lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and _is_visible(name),
@@ -179,23 +189,25 @@ def _find(source: str) -> list[tuple[str, Path]]:
         raise WakefulError(
             f"no such file or folder: {source}{hint}: check the path, or use {PYTHON_STDLIB}"
         )
-    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-    matches = [match for match in matches if match.is_file()]
-    if not matches:
+    paths = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
         raise WakefulError(f"no file matches {source}: check the pattern")
-    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
-    return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
+    root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
+    return sorted((Path(os.path.relpath(match, root)).as_posix(), match) for match in paths)
 
 
 def _is_visible(name: str) -> bool:
-    """Return whether a folder shows what is called so, as shells and globs have it."""
+    """Return whether a file's name does not begin with a dot, which hides it from globs."""
     return not name.startswith(".")
 
 
-def _tell_of_others(folder: Path, read: set[str]) -> None:
-    """Say which files of a folder are no text; a folder of pictures is not at fault for them."""
+def _warn_of_unread_files(folder: Path, read: set[str]) -> None:
+    """Log a warning that names files of a folder which are not among those `read`, by their names
+    relative to the folder; they are no text, or lie in a folder of prepared data.
+    """
     unread = [
-        name for name, _ in _files_below(folder, lambda below: _is_visible(below.name), _is_visible)
+        name for name, _ in _walk_files(folder, lambda below: _is_visible(below.name), _is_visible)
     ]
     unread = [name for name in unread if name not in read]
     if unread:
@@ -215,7 +227,7 @@ def stdlib_files() -> list[tuple[str, Path]]:
         WakefulError: this Python keeps no sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = _files_below(
+    files = _walk_files(
         root,
         lambda folder: (
             folder.name not in _NOT_LIBRARY and not folder.name.startswith(_GENERATED_FOLDER)
@@ -229,10 +241,12 @@ def stdlib_files() -> list[tuple[str, Path]]:
     return files
 
 
-def _files_below(
+def _walk_files(
     root: Path, is_wanted_folder: Callable[[Path], bool], is_wanted_file: Callable[[str], bool]
 ) -> list[tuple[str, Path]]:
-    """Return the files below a folder whose folders and own names are wanted, sorted."""
+    """Return the files below a folder as (path relative to it, path), sorted: those whose name is
+    wanted and all of whose parent folders are wanted.
+    """
     files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [name for name in folders if is_wanted_folder(Path(folder, name))]
@@ -246,16 +260,16 @@ def _raise(error: OSError) -> None:
 
 
 def read_python(path: Path) -> str | None:
-    """Return a Python file's text in its declared encoding (PEP 263), or None if it has none.
+    """Return a Python file's text, decoded by its declared encoding (PEP 263); None where this
+    fails, which it does on every machine, because the declaration is in the file.
 
-    Newlines become `\\n`, as `tokenize.open` has it. A file that does not decode is left out
-    everywhere alike, since the declaration is in the file.
+    Newlines become `\\n`, as in `tokenize.open`.
 
     Raises:
         WakefulError: the file cannot be read.
     """
     try:
-        with reading(path), tokenize.open(path) as file:
+        with convert_read_errors(path), tokenize.open(path) as file:
             text = file.read()
         text.encode("utf-8")
     except (SyntaxError, UnicodeError, LookupError):
@@ -264,11 +278,14 @@ def read_python(path: Path) -> str | None:
 
 
 def parse_hub(source: str) -> tuple[str, str | None, str]:
-    """Return `hf:owner/name[:config][:split]` as (name, config or None, split); refuse all else.
+    """Parse `hf:owner/name[:config][:split]` into (name, config or None, split).
 
-    The split is "train" unless given. Where only one of the two is there it is a split if it is
-    called like one (train, validation, valid, dev, test), and a config otherwise;
-    `hf:owner/name::split` says split whatever its name.
+    The default split is "train". If only one of the two follows the name, it is a split if it is
+    train, validation, valid, dev or test, and otherwise a config. `hf:owner/name::SPLIT` names a
+    split of any name.
+
+    Raises:
+        WakefulError: the source does not have this form.
     """
     name, *rest = source.removeprefix(HUB_PREFIX).split(":")
     if not name or len(rest) > 2:
@@ -280,16 +297,18 @@ def parse_hub(source: str) -> tuple[str, str | None, str]:
 
 
 def _parse_filter(source: str) -> tuple[str, str, str]:
-    """Return a dataset without its filter, and the filter's field and value, empty without one."""
-    plain, mark, filtering = source.partition("?")
-    field, equals, value = filtering.partition("=")
+    """Split `DATASET?FIELD=VALUE` into its three parts; without a filter the last two are ""."""
+    dataset, mark, condition = source.partition("?")
+    field, equals, value = condition.partition("=")
     if mark and not (field and equals):
         raise WakefulError(f"{source!r} does not filter: write hf:owner/name?FIELD=VALUE")
-    return plain, field, value
+    return dataset, field, value
 
 
-def _field(row: Mapping[str, object], name: str) -> object:
-    """Return a field of a row, one of a table in it by its dotted name; None where it is not."""
+def _field_value(row: Mapping[str, object], name: str) -> object:
+    """Return a row's field by its name, a nested one by a dotted name such as "meta.set"; None
+    where it does not exist.
+    """
     value: object = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -297,62 +316,68 @@ def _field(row: Mapping[str, object], name: str) -> object:
 
 
 def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
-    """Return the documents of a dataset, streamed.
+    """Stream the documents of a dataset of the Hugging Face hub, `hf:NAME[?FIELD=VALUE]`; with a
+    filter, of the rows in which the field has this value.
 
     Raises:
         WakefulError: the dataset, its text column or the hub cannot be reached.
     """
-    plain, field, value = _parse_filter(source)
-    name, config, split = parse_hub(plain)
+    dataset, field, value = _parse_filter(source)
+    name, config, split = parse_hub(dataset)
     remedy = "; check its name and the connection, or download it and pass its files"
     label = ":".join([name, config or "", split])
-    for number, row in enumerate(stream_file(plain, remedy, name, config, split=split)):
-        if not field or str(_field(row, field)) == value:
-            text = row_text(row, f"{plain}, row {number}", text_field)
+    for number, row in enumerate(stream_file(dataset, remedy, name, config, split=split)):
+        if not field or str(_field_value(row, field)) == value:
+            text = row_text(row, f"{dataset}, row {number}", text_field)
             yield Document(f"{label}:{number}", text)
 
 
-class Beginning:
-    """A text's beginning, read on where somebody's tokens are longer than most."""
+class TextBeginning:
+    """The beginning of a text; more documents are read when a tokenizer needs them."""
 
-    def __init__(self, text: str, more: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(self, text: str, read_next: Callable[[], str | None] = lambda: None) -> None:
+        """Begin with `text`; `read_next` returns the next document, or None at the end."""
         self.text = text
-        """All that has been read."""
-        self._more = more
+        """The text that has been read."""
+        self._read_next = read_next
 
     def tokens(self, encode: Callable[[str], Sequence[int]], count: int) -> list[int]:
-        """Return the first `count` tokens of the text, or all of them where it has no more.
+        """Return the first `count` tokens of the text, or all tokens of a shorter text.
 
-        A token that the end of what was read may have cut is not among them.
+        More text than these tokens need is encoded, so that none of them is cut off at its end.
         """
         return list(encode(self.text_of(encode, count)))[:count]
 
     def text_of(self, encode: Callable[[str], Sequence[int]], count: int) -> str:
-        """Return a beginning of the text with more than `count` tokens, or all of it; 0 is all."""
+        """Return a beginning of the text that has more than `count` tokens, or the whole text where
+        it is shorter or `count` is 0.
+        """
         size = _CHARACTERS_A_TOKEN * count or math.inf
-        while self.reach(size):
+        while self.read_until(size):
             beginning = self.text[: int(size)]
             if len(encode(beginning)) > count:
                 return beginning
             size *= 2
         return self.text
 
-    def reach(self, size: float) -> bool:
-        """Read until there are `size` characters, and no further; return whether there are."""
+    def read_until(self, size: float) -> bool:
+        """Read documents until the text has `size` characters; return False at its end."""
         while len(self.text) < size:
-            more = self._more()
-            if more is None:
+            document = self._read_next()
+            if document is None:
                 return False
-            self.text += "\n" + more
+            self.text += "\n" + document
         return True
 
 
-def beginning_of(source: str, num_tokens: int) -> Beginning:
-    """Return a source's beginning, read as far as `num_tokens` tokens mostly need; 0 is all of it.
+def read_beginning(source: str, num_tokens: int) -> TextBeginning:
+    """Read the beginning of a source, enough text for `num_tokens` tokens of most tokenizers; 0
+    reads all of it.
 
-    Documents stand one to a line. Raises what `read_documents` raises, here and as it reads on.
+    Documents are joined by newlines. Here and when more is read, errors are those of
+    `read_documents`.
     """
     documents = (document.text for document in read_documents(source))
-    beginning = Beginning(next(documents, ""), lambda: next(documents, None))
-    beginning.reach(_CHARACTERS_A_TOKEN * num_tokens or math.inf)
+    beginning = TextBeginning(next(documents, ""), lambda: next(documents, None))
+    beginning.read_until(_CHARACTERS_A_TOKEN * num_tokens or math.inf)
     return beginning

@@ -1,8 +1,7 @@
 """Split of documents into training and validation: never one text on both sides.
 
-Documents are set down on disk as they are read, to be gone over again without their source: a
-dataset is fetched once, files that change meanwhile change nothing, and no more than one document
-is in memory.
+Documents are first copied into a temporary file, which is then read several times. So a dataset is
+fetched once, files that change meanwhile have no effect, and one document at a time is in memory.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wakeful.data.order import key64, mix64
+from wakeful.data.order import derive_key, mix64
 from wakeful.data.readers import Document
 from wakeful.errors import WakefulError
 
@@ -24,7 +23,7 @@ DIGEST = np.dtype([("low", "<u8"), ("high", "<u8")])
 
 
 class Spool:
-    """Documents in one file, a JSON line for each: name and text."""
+    """Documents in one temporary file, each as a JSON line [name, text], with their hashes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,31 +40,35 @@ class Spool:
 
     @property
     def corpus_sha256(self) -> str:
-        """Return the SHA-256 over every name and the SHA-256 of every text that was taken."""
+        """SHA-256 of the names of all documents and the SHA-256 sums of their texts."""
         return self._corpus.hexdigest()
 
     @property
-    def alike(self) -> np.ndarray:
-        """Return 128 bits for each text: equal where two are, but for line ends, Unicode form and
-        outer white space.
+    def normalized_digests(self) -> np.ndarray:
+        """A 128-bit hash of each text, (documents,) DIGEST, equal for texts that differ only in
+        line ends, Unicode form and outer white space.
         """
         return np.frombuffer(bytes(self._normalized_digests), DIGEST)
 
     @property
     def digests(self) -> np.ndarray:
-        """Return the first 128 bits of the SHA-256 of each text, or of the first that is alike."""
-        _, first, which = np.unique(self.alike["low"], return_index=True, return_inverse=True)
-        return np.frombuffer(bytes(self._digests), DIGEST)[first][which]
+        """A 128-bit hash of each text, (documents,) DIGEST: the start of the SHA-256 of the first
+        text with the same normalized digest.
+        """
+        _, first_index, group = np.unique(
+            self.normalized_digests["low"], return_index=True, return_inverse=True
+        )
+        return np.frombuffer(bytes(self._digests), DIGEST)[first_index][group]
 
     @property
     def lengths(self) -> np.ndarray:
-        """Return the bytes of each text in UTF-8."""
+        """Size of each text in UTF-8 bytes, (documents,) int64."""
         return np.array(self._lengths, np.int64)
 
     def fill(self, documents: Iterable[Document], *, max_bytes: int | None = None) -> None:
-        """Take `documents` until their texts are `max_bytes` of UTF-8, the last one cut short.
+        """Write documents until their texts have `max_bytes` of UTF-8; the last one is cut there.
 
-        Nothing can be added afterwards.
+        The file is then closed, and nothing can be added.
         """
         try:
             for document in documents:
@@ -73,41 +76,41 @@ class Spool:
                     break
             self._file.flush()
         finally:
-            with contextlib.suppress(OSError):  # a full disk is told of once
+            with contextlib.suppress(OSError):  # a full disk has raised its error above
                 self._file.close()
 
     def _add(self, document: Document, max_bytes: int | None) -> bool:
-        """Take one document, and say whether `max_bytes` are there now.
+        """Write one document; return True where the file then has `max_bytes` of text.
 
-        The digest is of the whole text even if it is cut. So a cut text goes to the same side as
-        the whole one: else it could be trained on and validated on.
+        Hashes are those of the whole text even if it is cut. So a cut text goes to the same side of
+        the split as a whole copy of it; otherwise training and validation could share it.
         """
         text = document.text.encode("utf-8")
         name = document.name.encode("utf-8", "surrogateescape")
         digest = hashlib.sha256(text).digest()
-        room = len(text) + 1 if max_bytes is None else max_bytes - self.num_bytes
-        full = len(text) >= room
-        if full:  # not through a character
-            text = text[:room].decode("utf-8", "ignore").encode("utf-8")
+        bytes_left = len(text) + 1 if max_bytes is None else max_bytes - self.num_bytes
+        is_full = len(text) >= bytes_left
+        if is_full:  # "ignore" drops a character that the cut goes through
+            text = text[:bytes_left].decode("utf-8", "ignore").encode("utf-8")
         if not text:
-            return full
+            return is_full
         self._starts.append(self._file.tell())
         self._lengths.append(len(text))
         # Both parts are of known length: no two different corpora feed the same bytes.
         self._corpus.update(len(name).to_bytes(8, "little") + name + digest)
         self._digests += digest[: DIGEST.itemsize]
-        self._normalized_digests += hashlib.sha256(_normalize(document.text)).digest()[
+        self._normalized_digests += hashlib.sha256(_normalize_text(document.text)).digest()[
             : DIGEST.itemsize
         ]
         line = json.dumps([document.name, text.decode()], ensure_ascii=False)
         self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
         self.num_bytes += len(text)
-        return full
+        return is_full
 
-    def read(self, positions: np.ndarray) -> Iterator[Document]:
-        """Return the documents where `positions` (a boolean for each) is true, in their order."""
+    def read(self, mask: np.ndarray) -> Iterator[Document]:
+        """Yield the documents where `mask`, (documents,) bool, is true, in their order."""
         with self.path.open("rb") as file:
-            for number in np.flatnonzero(positions):
+            for number in np.flatnonzero(mask):
                 file.seek(self._starts[number])
                 yield Document(*json.loads(file.readline()))
 
@@ -116,7 +119,8 @@ class Spool:
         return next(self.read(np.arange(len(self)) == number)).name
 
 
-def _normalize(text: str) -> bytes:
+def _normalize_text(text: str) -> bytes:
+    """Return a text with "\\n" as line end, in NFC and without outer white space, as UTF-8."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").strip()
     return unicodedata.normalize("NFC", lines).encode("utf-8")
 
@@ -136,7 +140,7 @@ class SplitSide:
 
 @dataclass(frozen=True)
 class Split:
-    """Both sides, and the rule that divides them."""
+    """Training and validation documents, and a description of the rule that divides them."""
 
     train: SplitSide
     validation: SplitSide
@@ -144,46 +148,49 @@ class Split:
 
 
 def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) -> Split:
-    """Give about `fraction` of the text to validation: whole documents, by a hash of each one's
-    text, and the ends of documents that are too large for that.
+    """Split documents so that about `fraction` of the text is for validation: whole documents,
+    chosen by a hash of their text, and the ends of large documents.
 
-    A document is cut near its end if it is alone, or a tenth of the text or more; where whole
-    documents give less than half of the fraction or more than twice, so is one that is more than
-    the fraction. A short text and one with a copy stay whole. Of the others a text's side depends
-    on the text and `seed` alone, but for the departures of `held_out`: duplicates stay together
-    (see `Spool.alike`), and more documents never move those before them.
+    A document is large if it is a tenth of the text or more, or the only one. If whole documents
+    then give validation less than half of `fraction` or more than twice, a document that is larger
+    than `fraction` of the text counts as large too. Texts shorter than `_SHORT` bytes and texts
+    with a copy are never cut. The side of a whole document depends only on its text and `seed`
+    (see `choose_held_out` for exceptions), so that copies stay together
+    (`Spool.normalized_digests`) and further documents do not move earlier ones.
 
     Raises:
-        WakefulError: there is nothing to divide.
+        WakefulError: all documents are the same text, or the only one is too short.
     """
     if len(spool) == 1:
-        return _split_one(spool, fraction=fraction, scratch=scratch)
+        return _split_single_document(spool, fraction=fraction, scratch=scratch)
     sizes, digests = spool.lengths, spool.digests
     _, group, copies = np.unique(digests["low"], return_inverse=True, return_counts=True)
-    divisible = (copies[group] == 1) & (sizes >= _SHORT)
-    cut, validation, share = np.zeros(len(spool), bool), np.zeros(len(spool), bool), 0.0
+    can_be_cut = (copies[group] == 1) & (sizes >= _SHORT)
+    is_cut = is_validation = np.zeros(len(spool), bool)
     for limit in dict.fromkeys((max(_LARGE, fraction), fraction)):
-        cut = divisible & (sizes >= limit * sizes.sum())
-        ends = int(fraction * sizes[cut].sum())
-        held = held_out(digests[~cut], sizes[~cut], fraction=fraction, seed=seed, ends=ends)
-        if held is None and not cut.any():
+        is_cut = can_be_cut & (sizes >= limit * sizes.sum())
+        end_bytes = int(fraction * sizes[is_cut].sum())
+        is_held_out = choose_held_out(
+            digests[~is_cut], sizes[~is_cut], fraction=fraction, seed=seed, end_bytes=end_bytes
+        )
+        if is_held_out is None and not is_cut.any():
             raise WakefulError(
                 f"all {len(spool)} documents are the same text, so none is left for validation: "
                 "pass a validation source"
             )
-        validation = np.zeros(len(spool), bool)
-        validation[~cut] = False if held is None else held
-        share = (ends + sizes[validation].sum()) / sizes.sum()
+        is_validation = np.zeros(len(spool), bool)
+        is_validation[~is_cut] = False if is_held_out is None else is_held_out
+        share = (end_bytes + sizes[is_validation].sum()) / sizes.sum()
         if fraction / 2 <= share <= 2 * fraction:
             break
     rule = f"SHA-256 of the text, seed {seed}, fraction {fraction}"
-    if not cut.any():
-        return Split(SplitSide(spool, ~validation), SplitSide(spool, validation), rule)
-    parts, sides = Spool(scratch), list[bool]()
-    parts.fill(_parts(spool, cut, validation, fraction, sides))
-    held = np.array(sides, bool)
-    rule = f"the ends of {cut.sum()} large documents; of the others, {rule}"
-    return Split(SplitSide(parts, ~held), SplitSide(parts, held), rule)
+    if not is_cut.any():
+        return Split(SplitSide(spool, ~is_validation), SplitSide(spool, is_validation), rule)
+    parts, part_is_validation = Spool(scratch), list[bool]()
+    parts.fill(_cut_documents(spool, is_cut, is_validation, fraction, part_is_validation))
+    mask = np.array(part_is_validation, bool)
+    rule = f"the ends of {is_cut.sum()} large documents; of the others, {rule}"
+    return Split(SplitSide(parts, ~mask), SplitSide(parts, mask), rule)
 
 
 _LARGE = 0.1
@@ -192,39 +199,45 @@ _SHORT = 1_000
 """Bytes; a document of fewer is not cut where there are others."""
 
 
-def _parts(
-    spool: Spool, cut: np.ndarray, validation: np.ndarray, fraction: float, sides: list[bool]
+def _cut_documents(
+    spool: Spool,
+    is_cut: np.ndarray,
+    is_validation: np.ndarray,
+    fraction: float,
+    part_is_validation: list[bool],
 ) -> Iterator[Document]:
-    """Yield all documents, those that are `cut` in two; put into `sides` which are held out."""
+    """Yield all documents, those that `is_cut` marks as two parts, of which the second is for
+    validation; append to `part_is_validation` whether each yielded part is for validation.
+    """
     for number, document in enumerate(spool.read(np.ones(len(spool), bool))):
-        end = _end(document.text, fraction) if cut[number] else len(document.text)
+        end = _training_end(document.text, fraction) if is_cut[number] else len(document.text)
         tail = document.text[end:]
-        sides.append(bool(validation[number]))
+        part_is_validation.append(bool(is_validation[number]))
         yield Document(document.name, document.text[:end])
         if tail:
-            sides.append(True)
+            part_is_validation.append(True)
             yield Document(document.name, tail)
 
 
-def held_out(
-    digests: np.ndarray, sizes: np.ndarray, *, fraction: float, seed: int, ends: int = 0
+def choose_held_out(
+    digests: np.ndarray, sizes: np.ndarray, *, fraction: float, seed: int, end_bytes: int = 0
 ) -> np.ndarray | None:
-    """Return a mask of the documents to validate on; None if all documents are equal.
+    """Choose validation documents by hash; return a mask, or None if all documents are equal.
 
-    Each document's digest is hashed with the seed, and those with the lowest hashes are held out:
-    all below `fraction` of the range, then fewer or more until their bytes, with `ends`, lie
-    between half and twice `fraction` of the text. `ends` are the bytes already held out of
-    documents cut in two; without any, at least one document is held out, and never all.
+    Each document's digest is hashed with the seed, and the documents with the lowest hashes are
+    held out: all below `fraction` of the range, then fewer or more until their bytes lie between
+    half and twice `fraction` of the text. `end_bytes` are bytes already held out, the ends of
+    documents cut in two; if there are none, at least one document is held out. Never all are.
     """
     if not len(digests):
         return None
-    document_hashes = mix64(digests["low"], key64("validation", seed))
+    document_hashes = mix64(digests["low"], derive_key("validation", seed))
     hashes, rank = np.unique(document_hashes, return_inverse=True)  # rank 0: the lowest hash
     if len(hashes) == 1:
         return None
-    bytes_held_out = ends + np.concatenate([[0], np.bincount(rank, sizes).cumsum()])  # by count
-    text_bytes = bytes_held_out[-1] - ends + ends / fraction
-    lowest, highest = 0 if ends else 1, len(hashes) - 1
+    bytes_held_out = end_bytes + np.concatenate([[0], np.bincount(rank, sizes).cumsum()])
+    text_bytes = bytes_held_out[-1] - end_bytes + end_bytes / fraction
+    lowest, highest = 0 if end_bytes else 1, len(hashes) - 1
     count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
     while count > lowest and bytes_held_out[count] > 2 * fraction * text_bytes:
         count -= 1
@@ -233,33 +246,37 @@ def held_out(
     return rank < count
 
 
-def split_from_source(spool: Spool, validation: Spool) -> Split:
-    """Train on one source and validate on the other.
+def split_by_source(spool: Spool, validation: Spool) -> Split:
+    """Return a split whose training documents are those of `spool`, and whose validation documents
+    are those of another source.
 
     Raises:
-        WakefulError: a text is in both; a loss on it would be a loss on what was learned by
-            heart.
+        WakefulError: a text is in both sources, so that a loss on it would measure memorization.
     """
-    training_keys, validation_keys = spool.alike, validation.alike
+    training_keys, validation_keys = spool.normalized_digests, validation.normalized_digests
     shared = np.flatnonzero(np.isin(validation_keys["low"], training_keys["low"], kind="sort"))
     for number in shared:
-        same = np.flatnonzero(training_keys == validation_keys[number])
-        if len(same):
+        copies = np.flatnonzero(training_keys == validation_keys[number])
+        if len(copies):
             raise WakefulError(
                 f"validation overlaps training: {validation.name(int(number))!r} of the validation "
-                f"source is the same text as {spool.name(int(same[0]))!r} of the training source: "
-                "take it out of one of them"
+                f"source is the same text as {spool.name(int(copies[0]))!r} of the training "
+                "source: take it out of one of them"
             )
-    both = (
+    return Split(
         SplitSide(spool, np.ones(len(spool), bool)),
         SplitSide(validation, np.ones(len(validation), bool)),
+        rule="a source of its own",
     )
-    return Split(*both, rule="a source of its own")
 
 
-def _split_one(spool: Spool, *, fraction: float, scratch: Path) -> Split:
+def _split_single_document(spool: Spool, *, fraction: float, scratch: Path) -> Split:
+    """Split the only document near its end, or raise `WakefulError` where it is too short.
+
+    Both parts are written to the file `scratch`.
+    """
     document = next(spool.read(np.ones(1, bool)))
-    end = _end(document.text, fraction)
+    end = _training_end(document.text, fraction)
     head, tail = document.text[:end], document.text[end:]
     if not head.strip() or not tail.strip():
         raise WakefulError(
@@ -274,9 +291,9 @@ def _split_one(spool: Spool, *, fraction: float, scratch: Path) -> Split:
     )
 
 
-def _end(text: str, fraction: float) -> int:
-    """Return where a document's training part ends: at the end of a line, unless that would give
-    validation more than twice its `fraction`.
+def _training_end(text: str, fraction: float) -> int:
+    """Return the position (in characters) where a document's training part ends: at the end of a
+    line, unless that would give validation more than twice its `fraction`.
     """
     end = round(len(text) * (1 - fraction))
     smallest = max(0, round(len(text) * (1 - 2 * fraction)))

@@ -15,7 +15,7 @@ import huggingface_hub
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from wakeful.data.encoding import ANOTHER, Encoder, check_growth, pieces
+from wakeful.data.encoding import USE_ANOTHER_TOKENIZER, Encoder, check_growth, split_into_pieces
 from wakeful.errors import WakefulError
 from wakeful.guard import wrap_errors
 from wakeful.hub import hub_or_cache
@@ -24,29 +24,30 @@ from wakeful.paths import expand_home
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
 _MOST_TRAINED = 2**20
-MOST_HOLES = 100  # ids for each token that there is
+MAX_IDS_PER_TOKEN = 100
+"""Largest ratio of the highest id to the number of tokens: each id takes memory."""
 FILE = "tokenizer.json"
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
-BESIDE = (CONFIG, SPECIAL, TEMPLATE, GENERATION)
-"""Files beside a tokenizer.json that go where it goes."""
+COMPANION_FILES = (CONFIG, SPECIAL, TEMPLATE, GENERATION)
+"""Files beside a tokenizer.json that are read and written together with it."""
 HUB = "hf:"
 """Prefix of the name of a tokenizer on the Hugging Face hub."""
 TEMPLATES = "additional_chat_templates"
-"""The folder beside a tokenizer.json of templates with names."""
+"""Folder beside a tokenizer.json with named chat templates."""
 _LARGEST_ID = 2**31 - 1
 _LONG = re.compile(r"\S{1000}|\s{1000}")
 _TEMPLATE_NAME = re.compile(r"[\w-]{1,64}")
-"""A template with a name is a file of that name, where a model is written."""
+"""Allowed names of chat templates; each is written as a file of its name."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with an end-of-text id, that takes any text as mere text.
+    """A `tokenizers.Tokenizer` with an end-of-text id, for which a special token that is spelled in
+    a text is ordinary text (see `Encoder`).
 
-    It is saved as it was given: who reads its files, Transformers say, gives a text the same
-    tokens as before. How `encode` reads a text is `Encoder`'s.
+    It is saved as it was loaded, so that Transformers reads the same tokenizer from its files.
     """
 
     def __init__(
@@ -54,14 +55,15 @@ class Tokenizer:
         inner: tokenizers.Tokenizer,
         *,
         end_of_text: str | None,
-        beside: Mapping[str, str] | None = None,
+        companion_files: Mapping[str, str] | None = None,
     ) -> None:
-        """Take over `inner`, whose `end_of_text` is None where no token ends a text.
+        """Wrap `inner`; `end_of_text` is the token that ends a text, or None if there is none.
 
-        `beside` are the texts of the files, by name, that say what else belongs to it.
+        `companion_files` has the contents, by name, of the files beside its tokenizer.json, such as
+        tokenizer_config.json.
 
         Raises:
-            WakefulError: it has no token `end_of_text`, or is damaged.
+            WakefulError: `inner` has no token `end_of_text`, or is damaged.
         """
         end = None if end_of_text is None else inner.token_to_id(end_of_text)
         if end_of_text is not None and end is None:
@@ -71,38 +73,40 @@ class Tokenizer:
         vocab = inner.get_vocab(with_added_tokens=True)
         highest = max(vocab.values())
         steps = {"normalizer": inner.normalizer, "decoder": inner.decoder}
-        check_growth({part: json.loads(s.__getstate__()) for part, s in steps.items() if s})
+        check_growth(
+            {name: json.loads(step.__getstate__()) for name, step in steps.items() if step}
+        )
         self.inner = inner
         self.end: int | None = end
         """The token that ends a text; None where there is none."""
         self.end_of_text_token = end_of_text
         self.vocab_size: int = 1 + highest
         """Rows an embedding needs: the highest id and one."""
-        self.beside = dict(beside or {})
-        self.table: dict[str, Any] = json.loads(self.beside.get(CONFIG, "{}"))
+        self.companion_files = dict(companion_files or {})
+        self.table: dict[str, Any] = json.loads(self.companion_files.get(CONFIG, "{}"))
         self.bos: int | None = self._id_of("bos_token")
         """The token that begins a sequence, where one is named."""
         self.pad: int | None = self._id_of("pad_token")
         """The token that fills up a batch, where one is named."""
-        named = (self._id_of(f"{role}_token") for role in _ROLES)
-        added = inner.get_added_tokens_decoder()
-        special = {token for token, added_token in added.items() if added_token.special}
+        special = [token for token, added in inner.get_added_tokens_decoder().items()
+                   if added.special]  # fmt: skip
+        role_tokens = [self._id_of(f"{role}_token") for role in _ROLES]
         self.special_tokens: frozenset[int] = frozenset(
-            special | {token for token in (end, *named) if token is not None}
+            token for token in (*special, end, *role_tokens) if token is not None
         )
 
     @classmethod
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, end_of_text: str = END_OF_TEXT
     ) -> "Tokenizer":
-        """Return byte-level BPE over `texts`, the same for the same texts in any order.
+        """Train a byte-level BPE tokenizer on `texts`; their order has no effect.
 
-        Id 0 is `end_of_text`, ids 1 to 256 the bytes. A pair must be seen twice to become a token,
-        so few texts give a smaller vocabulary than `vocab_size`. A run of 1,000 characters without
-        a space, or of spaces, is cut there: a word takes time by the square of its length.
+        Id 0 is `end_of_text`, ids 1 to 256 are the bytes. A pair must occur twice to become a
+        token, so few texts give a smaller vocabulary than `vocab_size`. Words and runs of white
+        space are cut after 1,000 characters, because the time per word grows with its square.
 
         Raises:
-            WakefulError: `vocab_size` does not hold even the bytes.
+            WakefulError: `vocab_size` is less than 257, or too large.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise WakefulError(
@@ -124,47 +128,47 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        parts = (
-            part for text in texts for piece in pieces(text) for part in _split_long_words(piece)
-        )
-        _interruptible(lambda: inner.train_from_iterator(parts, trainer))
+        pieces = (piece for text in texts for piece in split_into_pieces(text))
+        parts = (part for piece in pieces for part in _split_long_words(piece))
+        _run_interruptibly(lambda: inner.train_from_iterator(parts, trainer))
         return cls(inner, end_of_text=end_of_text)
 
     @classmethod
-    def load(cls, path: str | Path, *, ended: bool = True) -> "Tokenizer":
-        """Read a `tokenizer.json`, the folder of one, ours or any from Hugging Face, or `hf:NAME`.
+    def load(cls, path: str | Path, *, require_end: bool = True) -> "Tokenizer":
+        """Load a tokenizer from a `tokenizer.json`, a folder with one, or the hub (`hf:NAME`).
 
-        Its end of text is the `eos_token` of `tokenizer_config.json` or `special_tokens_map.json`
-        beside it, or "<|endoftext|>" where neither says; not `ended`, it may have none.
+        The token that ends a text is the `eos_token` of `tokenizer_config.json` or
+        `special_tokens_map.json` beside the file. If neither names one it is "<|endoftext|>", or,
+        without `require_end`, there is none.
 
         Raises:
-            WakefulError: the file is missing, is not a tokenizer or has no end of text, or the hub
-                cannot be reached.
+            WakefulError: the file is missing, is not a tokenizer or has no token that ends a text,
+                or the hub cannot be reached.
         """
         file = _fetch_from_hub(str(path)) if str(path).startswith(HUB) else expand_home(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
-        beside = beside_of(file.parent)
+        companion_files = read_companion_files(file.parent)
         with wrap_errors(f"{file} is not a tokenizer.json", "; fetch it again"):
             text = file.read_text("utf-8")
             _check_ids(file, json.loads(text))
             inner = tokenizers.Tokenizer.from_str(text)
-        end_of_text = _named_special_token(beside, "eos_token") or (END_OF_TEXT if ended else None)
+        default_end = END_OF_TEXT if require_end else None
+        end_of_text = _named_special_token(companion_files, "eos_token") or default_end
         if end_of_text is not None and inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
                 "tokenizer_config.json beside it"
             )
         with wrap_errors(f"{file} is damaged", "; fetch it again"):
-            return cls(inner, end_of_text=end_of_text, beside=beside)
+            return cls(inner, end_of_text=end_of_text, companion_files=companion_files)
 
     def save(self, path: str | Path) -> None:
-        """Write `tokenizer.json` and, beside it, the `tokenizer_config.json` that names the end.
+        """Write the tokenizer as Transformers reads it: `tokenizer.json`, a `tokenizer_config.json`
+        that names the token which ends a text, and the companion files it was loaded with.
 
-        So are the other files that it was loaded with: special tokens, the chat template, how to
-        generate. `path` is the folder, or the file where it ends in `.json`. Transformers reads
-        them all.
+        `path` is a folder, or the file to write if it ends in `.json`.
         """
         file = Path(path)
         file = file if file.suffix == ".json" else file / "tokenizer.json"
@@ -177,15 +181,15 @@ class Tokenizer:
         }
         if not config.get("eos_token") and self.end_of_text_token is not None:
             config["eos_token"] = self.end_of_text_token
-        config.pop("auto_map", None)  # code that does not go along
+        config.pop("auto_map", None)  # names code that is not copied
         table = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        for name, text in {**self.beside, CONFIG: table}.items():
+        for name, text in {**self.companion_files, CONFIG: table}.items():
             (file.parent / name).parent.mkdir(exist_ok=True)
             (file.parent / name).write_text(text, encoding="utf-8")
 
     @property
     def end_of_text(self) -> int:
-        """The token that ends a text, or a `WakefulError` where there is none."""
+        """The id of the token that ends a text; raises `WakefulError` where there is none."""
         if self.end is None:
             raise WakefulError(
                 "the tokenizer names no token that ends a text: name its eos_token in its "
@@ -195,77 +199,80 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The template of conversations that lies beside it; "" where there is none."""
+        """The default chat template of the tokenizer's files; "" where there is none."""
         return self.chat_templates.get("default", "")
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """All templates of conversations by name, the usual one as "default"."""
+        """All chat templates of the tokenizer's files by name; the usual one is "default"."""
         templates = _read_templates(self.table)
-        for file, text in self.beside.items():
+        for file, text in self.companion_files.items():
             if file.endswith(".jinja"):
                 templates["default" if file == TEMPLATE else Path(file).stem] = text
         return templates
 
     @property
     def opening(self) -> list[int]:
-        """Ids that Transformers, left to itself, puts before a text here."""
-        return self._put[0]
+        """Special ids that Transformers puts before a text with this tokenizer."""
+        return self._added_ids[0]
 
     @property
     def closing(self) -> list[int]:
-        """Ids that Transformers, left to itself, puts behind a text here."""
-        return self._put[1]
+        """Special ids that Transformers puts after a text with this tokenizer."""
+        return self._added_ids[1]
 
     @functools.cached_property
-    def _put(self) -> tuple[list[int], list[int]]:
-        inner = self._as_read
-        with wrap_errors("the tokenizer cannot encode a text", ANOTHER):
+    def _added_ids(self) -> tuple[list[int], list[int]]:
+        """The special ids that Transformers puts before and after a text."""
+        inner = self._transformers_tokenizer
+        with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
             plain = inner.encode("a", add_special_tokens=False).ids
             return special_ids_around(inner.encode("a").ids, plain)
 
     @property
     def adds_bos(self) -> bool:
-        """Return whether BOS is among what Transformers puts before a text here."""
+        """Whether BOS is among the ids that Transformers puts before a text."""
         return self.bos in self.opening
 
     @property
-    def begin(self) -> int:
-        """Return what a sequence that is to begin with BOS begins with: as GPT-2's, where no BOS
-        is named, with the end of the text before.
+    def start_token(self) -> int:
+        """The id that begins a sequence: BOS, or the token that ends a text where no BOS is named
+        (as in GPT-2).
         """
         return self.end_of_text if self.bos is None else self.bos
 
-    def beginning(self) -> "Tokenizer":
-        """Return this tokenizer as one that, left to itself, begins a text with `begin`."""
+    def with_bos(self) -> "Tokenizer":
+        """Return a copy of this tokenizer that puts `start_token` before every text."""
         if self.adds_bos:
             return self
         settings, table = self._tables_to_write()
-        token = self.inner.id_to_token(self.begin)
-        first, before = _adding_processor(self.inner, self.begin, None), settings["post_processor"]
-        steps = {"type": "Sequence", "processors": [before, first]}
-        settings["post_processor"] = steps if before else first
-        return self._changed(settings, table | {"bos_token": token})
+        token = self.inner.id_to_token(self.start_token)
+        old_processor = settings["post_processor"]
+        processor = _make_post_processor(self.inner, self.start_token, None)
+        if old_processor:
+            processor = {"type": "Sequence", "processors": [old_processor, processor]}
+        settings["post_processor"] = processor
+        return self._with_tables(settings, table | {"bos_token": token})
 
     def without_bos(self) -> "Tokenizer":
-        """Return this tokenizer as one that, left to itself, puts no BOS before a text.
+        """Return a copy of this tokenizer that, like its chat templates, puts no BOS before a text.
 
-        Neither do its chat templates. It is for a model in which what a text begins with stands
-        already, or that never saw BOS. A BOS that somebody asks for is still known.
+        It is for a model that stores the beginning of a text, or was trained without BOS. The token
+        BOS itself stays in the vocabulary.
 
         Raises:
-            WakefulError: the tokenizer adds BOS in a way that cannot be taken out.
+            WakefulError: the tokenizer adds BOS in a way that cannot be removed.
         """
         if self.bos is None:
             return self
         settings, table = self._tables_to_write()
         settings["post_processor"] = _without_opening_token(self.bos, settings["post_processor"])
-        beside = dict(self.beside)
+        companion_files = dict(self.companion_files)
         for name, text in self.chat_templates.items():
             file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
-            beside[file] = _remove_bos(text)
+            companion_files[file] = _remove_bos(text)
         table.pop("chat_template", None)
-        changed = self._changed(settings, table, beside)
+        changed = self._with_tables(settings, table, companion_files)
         if changed.adds_bos:
             raise WakefulError(
                 f"the tokenizer's post-processor, a {settings['post_processor']['type']}, puts BOS "
@@ -275,65 +282,71 @@ class Tokenizer:
         return changed
 
     def _tables_to_write(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the tables of tokenizer.json and tokenizer_config.json, in which the former's
-        post-processor alone decides about BOS and the end of text.
+        """Return the tables of tokenizer.json and tokenizer_config.json, changed so that only the
+        post-processor of the first decides which special tokens are added around a text.
 
-        The flags add_bos_token and add_eos_token of the second, of which Transformers makes a
-        post-processor, are replaced by that post-processor.
+        From the flags add_bos_token and add_eos_token of the second, Transformers makes a
+        post-processor; here they are replaced by that post-processor.
         """
         settings: dict[str, Any] = json.loads(self._json())
         settings |= {"truncation": None, "padding": None}
         table = dict(self.table)
-        adds_bos, adds_end = (table.pop(f"add_{role}_token", None) for role in ("bos", "eos"))
+        adds_bos, adds_end = table.pop("add_bos_token", None), table.pop("add_eos_token", None)
         if adds_bos is not None or adds_end is not None:
-            ends = self.bos if adds_bos else None, self.end if adds_end else None
-            settings["post_processor"] = _adding_processor(self.inner, *ends)
+            settings["post_processor"] = _make_post_processor(
+                self.inner, self.bos if adds_bos else None, self.end if adds_end else None
+            )
         return settings, table
 
-    def _changed(
+    def _with_tables(
         self,
         settings: dict[str, Any],
         table: dict[str, Any],
-        beside: Mapping[str, str] | None = None,
+        companion_files: Mapping[str, str] | None = None,
     ) -> "Tokenizer":
+        """Return a copy with other tables of tokenizer.json (`settings`) and tokenizer_config.json
+        (`table`), and with other companion files where they are given.
+        """
+        files = dict(companion_files or self.companion_files)
+        files[CONFIG] = json.dumps(table, ensure_ascii=False)
         return Tokenizer(
             tokenizers.Tokenizer.from_str(json.dumps(settings)),
             end_of_text=self.end_of_text_token,
-            beside={**(beside or self.beside), CONFIG: json.dumps(table, ensure_ascii=False)},
+            companion_files=files,
         )
 
-    def of_class(self, name: str) -> "Tokenizer":
-        """Return this tokenizer as one that Transformers reads by its class of this name."""
+    def with_class(self, name: str) -> "Tokenizer":
+        """Return a copy whose tokenizer_config.json names this class of Transformers."""
         settings, table = self._tables_to_write()
-        return self._changed(settings, table | {"tokenizer_class": name})
+        return self._with_tables(settings, table | {"tokenizer_class": name})
 
     @property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the `tokenizer.json` that `save` writes."""
+        """SHA-256 of the `tokenizer.json` that `save` writes."""
         return hashlib.sha256(self._json().encode("utf-8")).hexdigest()
 
     def same_tokens(self, tokenizer: "Tokenizer") -> bool:
-        """Return whether ids mean the same: vocabularies and end-of-text tokens are equal."""
+        """Return whether both tokenizers have the same vocabulary and the same end of text."""
         vocabularies_match = self.inner.get_vocab() == tokenizer.inner.get_vocab()
         return vocabularies_match and self.end == tokenizer.end
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, with no special ids; half a character is refused."""
+        """Return the ids of a text, without special ids; half a surrogate pair is refused."""
         return self.encode_batch([text])[0]
 
     def encode_marked(self, text: str) -> list[int]:
-        """Return the ids of a text in which the spelling of a special token means that token.
+        """Return the ids of a text in which the spelling of a special token is that token.
 
-        For what a program writes, a chat template say; never for data.
+        Use it for text that a program writes, such as a chat template, never for data.
         """
-        with wrap_errors("the tokenizer cannot encode a text", ANOTHER):
-            return self._as_read.encode(text, add_special_tokens=False).ids
+        with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
+            return self._transformers_tokenizer.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
-    def _as_read(self) -> tokenizers.Tokenizer:
+    def _transformers_tokenizer(self) -> tokenizers.Tokenizer:
         """The tokenizer as Transformers reads it, without truncation and padding."""
         settings, _ = self._tables_to_write()
-        with wrap_errors("the tokenizer is damaged", ANOTHER):
+        with wrap_errors("the tokenizer is damaged", USE_ANOTHER_TOKENIZER):
             return tokenizers.Tokenizer.from_str(json.dumps(settings))
 
     @functools.cached_property
@@ -348,34 +361,38 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""
-        visible = [token for token in tokens if special or token not in self.special_tokens]
-        with wrap_errors("the tokenizer cannot decode its tokens", ANOTHER):
-            return self.inner.decode(visible, skip_special_tokens=False)
+        shown = [token for token in tokens if special or token not in self.special_tokens]
+        with wrap_errors("the tokenizer cannot decode its tokens", USE_ANOTHER_TOKENIZER):
+            return self.inner.decode(shown, skip_special_tokens=False)
 
     def _id_of(self, role: str) -> int | None:
-        """Return the id of the special token that the files beside name so."""
-        named = _named_special_token(self.beside, role)
+        """Return the id of the token that the companion files name for a role, such as "bos_token";
+        None where they name none.
+        """
+        named = _named_special_token(self.companion_files, role)
         return self.inner.token_to_id(named) if named else None
 
     def _json(self) -> str:
         return self.inner.to_str(pretty=False)
 
 
-_BEFORE = 8
-"""Ids before a stream that its first piece is read with."""
+_CONTEXT_IDS = 8
+"""Ids before a stream of ids with which its first piece is decoded."""
 
 
 def _split_long_words(text: str) -> Iterator[str]:
-    """Yield a text in parts, in none of which a word or a run of spaces is longer than that."""
+    """Yield a text in parts, cut after every 1,000 characters of one word or of white space."""
     start = 0
-    for long in _LONG.finditer(text):
-        yield text[start : long.end()]
-        start = long.end()
+    for match in _LONG.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
     yield text[start:]
 
 
-def _interruptible(work: Callable[[], object]) -> None:
-    """Do a library's work, which no signal reaches, in a thread: Ctrl-C ends the wait for it."""
+def _run_interruptibly(work: Callable[[], object]) -> None:
+    """Run a library's work, during which Python handles no signal, in a thread, so that Ctrl-C ends
+    the wait for it; raise the error that the work raises.
+    """
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -393,55 +410,55 @@ def _interruptible(work: Callable[[], object]) -> None:
 
 
 class StreamDecoder:
-    """Pieces of text from ids that come one at a time; joined they are `tokenizer.decode` of all.
+    """Decode ids one at a time into pieces of text, which joined equal `tokenizer.decode` of all.
 
-    That holds for every sequence of ids of byte-level tokenizers, broken UTF-8 included, and of
-    others where the ids came from text. Special tokens are left out. What comes is
-    read behind the ids `after` which it stands: words begin with a space there. The library's
-    `tokenizers.decoders.DecodeStream` cannot serve: what is unfinished at the end it never gives
-    out, and with byte fallback it raises ("Invalid prefix") where a byte makes those before it
-    invalid that were decoded already, as a model may well have it.
+    This holds for any ids of byte-level tokenizers, broken UTF-8 included, and of other tokenizers
+    if the ids come from text. Special tokens are left out. The ids are decoded as a continuation of
+    the ids `after`, so that a word begins with a space. `tokenizers.decoders.DecodeStream` cannot
+    be used: it never returns unfinished characters at the end, and with byte fallback it raises
+    ("Invalid prefix") where a byte makes earlier, already decoded bytes invalid.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        before = [token for token in after if token not in tokenizer.special_tokens]
-        self._held = before[-_BEFORE:]  # the ids whose text is still in the window
-        self._num_old = len(self._held)  # how many of them are out
-        text = tokenizer.decode(self._held)
-        self._emitted = len(text.rstrip("\ufffd"))  # and how many characters of the window's text
+        context = [token for token in after if token not in tokenizer.special_tokens]
+        self._window = context[-_CONTEXT_IDS:]  # ids that are decoded together
+        self._num_emitted_ids = len(self._window)  # of the window, from its beginning
+        text = tokenizer.decode(self._window)
+        self._num_emitted = len(text.rstrip("\ufffd"))  # characters of the window's text
 
     def push(self, token: int) -> str:
-        """Return the text that is certain after one more id: none, or one or more characters."""
+        """Add one id and return the text that it completes, "" where a character is unfinished."""
         # How an id decodes may depend on the one before (a leading space, a run of bytes), so the
-        # window keeps the ids of the last piece that came out beside those still unfinished.
+        # window holds the ids of the last emitted piece and those that are still unfinished.
         if token in self._tokenizer.special_tokens:
             return ""
-        self._held.append(token)
-        text = self._tokenizer.decode(self._held)
-        if text.endswith("\ufffd") or len(text) <= self._emitted:  # bytes not a character (yet)
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith("\ufffd") or len(text) <= self._num_emitted:  # an unfinished character
             return ""
-        new = text[self._emitted :]
-        self._held = self._held[self._num_old :]
-        self._num_old = len(self._held)
-        self._emitted = len(self._tokenizer.decode(self._held))
-        return new
+        piece = text[self._num_emitted :]
+        self._window = self._window[self._num_emitted_ids :]
+        self._num_emitted_ids = len(self._window)
+        self._num_emitted = len(self._tokenizer.decode(self._window))
+        return piece
 
     def flush(self) -> str:
-        """Return the rest, unfinished characters as U+FFFD; the decoder is then as new."""
-        rest = self._tokenizer.decode(self._held)[self._emitted :]
-        self._held, self._num_old, self._emitted = [], 0, 0
+        """Return the remaining text, with U+FFFD for unfinished characters, and start anew."""
+        rest = self._tokenizer.decode(self._window)[self._num_emitted :]
+        self._window, self._num_emitted_ids, self._num_emitted = [], 0, 0
         return rest
 
 
 def _fetch_from_hub(name: str) -> Path:
-    """Return the folder of the hub's cache with the tokenizer `hf:NAME`."""
+    """Download the files of the tokenizer `hf:NAME`; return their folder in the hub's cache."""
     repository = name.removeprefix(HUB)
     try:
         with hub_or_cache():
             return Path(
                 huggingface_hub.snapshot_download(
-                    repository, allow_patterns=["tokenizer.json", *BESIDE, f"{TEMPLATES}/*.jinja"]
+                    repository,
+                    allow_patterns=["tokenizer.json", *COMPANION_FILES, f"{TEMPLATES}/*.jinja"],
                 )
             )
     except Exception as error:  # no connection, no such name, not allowed in: each its own
@@ -454,9 +471,9 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def special_ids_around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
-    """Return the special ids before and after a text in `ids`; `plain` are the text's own ids.
+    """Return the special ids that stand before and after a text's ids, `plain`, in `ids`.
 
-    Of a text without ids, the first special id counts as before it and the rest as after it.
+    If `plain` is empty, the first of `ids` counts as before the text and the rest as after it.
     """
     last_start = len(ids) - len(plain)
     matches = (start for start in range(last_start + 1) if ids[start : start + len(plain)] == plain)
@@ -464,10 +481,12 @@ def special_ids_around(ids: list[int], plain: list[int]) -> tuple[list[int], lis
     return ids[:text_start], ids[text_start + len(plain) :]
 
 
-def _adding_processor(
+def _make_post_processor(
     inner: tokenizers.Tokenizer, first: int | None, last: int | None
 ) -> dict[str, Any]:
-    """Return the post-processor that Transformers makes to put these tokens around a text."""
+    """Return a tokenizer.json post-processor that puts the token `first` before a text and `last`
+    after it, where they are not None, as Transformers makes one.
+    """
     begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
     single = [begin, "$A", end]
     pair = [begin, "$A:0", end, begin and f"{begin}:1", "$B:1", end and f"{end}:1"]
@@ -490,20 +509,20 @@ def _without_opening_token(token: int, processor: Any) -> Any:
         case {"type": "BertProcessing" | "RobertaProcessing" as kind, "cls": cls, "sep": sep}:
             if cls[1] != token:
                 return processor
-            bert, end = kind == "BertProcessing", sep[0]
+            end = sep[0]
+            is_bert = kind == "BertProcessing"
             template = processors.TemplateProcessing(
                 single=f"$A {end}",
-                pair=f"$A {end} $B:1 {end}:1" if bert else f"$A {end} {end} $B:0 {end}",
+                pair=f"$A {end} $B:1 {end}:1" if is_bert else f"$A {end} {end} $B:0 {end}",
                 special_tokens=[tuple(sep)],
             )
             return json.loads(template.__getstate__())
-        case {"type": "TemplateProcessing", "special_tokens": known}:
-            special = {name for name, entry in known.items() if entry["ids"] == [token]}
-            named = {
-                name: _without_opening_pieces(special, processor[name])
-                for name in ("single", "pair")
+        case {"type": "TemplateProcessing", "special_tokens": entries}:
+            names = {name for name, entry in entries.items() if entry["ids"] == [token]}
+            templates = {
+                key: _without_opening_pieces(names, processor[key]) for key in ("single", "pair")
             }
-            return processor | named
+            return processor | templates
         case _:
             return processor
 
@@ -521,15 +540,19 @@ def _without_opening_pieces(
 
 
 def _remove_bos(template: str) -> str:
-    """Return a chat template to which the token that begins a text is nothing."""
+    """Return a chat template in which `bos_token` is the empty string."""
     return "{% set bos_token = '' %}" + template if "bos_token" in template else template
 
 
-def beside_of(folder: Path) -> dict[str, str]:
-    """Return the texts of the files beside a tokenizer.json, each a JSON object or a template."""
+def read_companion_files(folder: Path) -> dict[str, str]:
+    """Read the files that belong to a folder's tokenizer.json: their contents by name.
+
+    Raises:
+        WakefulError: a file is not text, or a `.json` file is not a JSON object.
+    """
     files: dict[str, str] = {}
-    named = sorted(f"{TEMPLATES}/{file.name}" for file in (folder / TEMPLATES).glob("*.jinja"))
-    for name in (*BESIDE, *named):
+    templates = sorted(f"{TEMPLATES}/{file.name}" for file in (folder / TEMPLATES).glob("*.jinja"))
+    for name in (*COMPANION_FILES, *templates):
         file = folder / name
         if not file.is_file():
             continue
@@ -546,10 +569,11 @@ def beside_of(folder: Path) -> dict[str, str]:
 
 
 def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
-    """Return the token ids of a setting of generation, without negative ones, which are no token.
+    """Return the token ids of a field of a configuration (an id, a list or null), without negative
+    ones, which stand for no token.
 
     Raises:
-        WakefulError: one of them is not a whole number, or larger than any token's.
+        WakefulError: an id is not an integer, or larger than `_LARGEST_ID`.
     """
     value = table.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -561,19 +585,20 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
     return [token for token in ids if token >= 0]
 
 
-def check_beside(folder: Path) -> None:
-    """Raise `WakefulError` for what no tokenizer's files hold, before a library believes them."""
+def check_tokenizer_files(folder: Path) -> None:
+    """Raise `WakefulError` for absurd values in a tokenizer's files, before a library uses them."""
     for name in (FILE, CONFIG):
         table: object = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # which says that better
+        # The library that loads an unreadable file has the better error message.
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             table = json.loads((folder / name).read_text("utf-8"))
         if isinstance(table, dict):
             (_check_ids if name == FILE else _check_config)(folder / name, table)
 
 
 def _check_ids(file: Path, table: Any) -> None:
-    """Raise `WakefulError` for an id that is far past the number of tokens: each below it takes
-    memory.
+    """Raise `WakefulError` for a tokenizer.json with an id far above the number of its tokens,
+    which would take memory for every id below it, or with a damaged precompiled_charsmap.
     """
     model, added = table.get("model"), table.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -584,25 +609,25 @@ def _check_ids(file: Path, table: Any) -> None:
         count += len(added)
     for step in _steps(table.get("normalizer")):
         charsmap = step.get("precompiled_charsmap")
-        if isinstance(charsmap, str) and not _is_whole(charsmap):
+        if isinstance(charsmap, str) and not _is_complete_charsmap(charsmap):
             raise WakefulError(
                 f"{file} has a precompiled_charsmap that is not whole: it is damaged"
             )
     highest = max((token for token in ids if isinstance(token, int)), default=0)
-    if highest > MOST_HOLES * count:
+    if highest > MAX_IDS_PER_TOKEN * count:
         raise WakefulError(f"{file} has an id {highest} and {count} tokens: it is damaged")
 
 
 def _steps(part: object) -> Iterator[dict[str, Any]]:
-    """Yield a part of a tokenizer.json and the steps that it is a sequence of."""
+    """Yield a normalizer of tokenizer.json and, recursively, the normalizers that it contains."""
     if isinstance(part, dict):
         yield part
         for step in part.get("normalizers") or ():
             yield from _steps(step)
 
 
-def _is_whole(charsmap: str) -> bool:
-    """Tell whether a map of characters has as many bytes as it announces, which take memory."""
+def _is_complete_charsmap(charsmap: str) -> bool:
+    """Return whether a precompiled_charsmap (base64) has as many bytes as its header announces."""
     try:
         content = base64.b64decode(charsmap, validate=True)
     except ValueError:
@@ -611,6 +636,7 @@ def _is_whole(charsmap: str) -> bool:
 
 
 def _check_config(file: Path, table: dict[str, Any]) -> None:
+    """Raise `WakefulError`, with the file's name, for a chat template that is not allowed."""
     try:
         _read_templates(table)
     except WakefulError as error:
@@ -618,11 +644,11 @@ def _check_config(file: Path, table: dict[str, Any]) -> None:
 
 
 def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates of tokenizer_config.json by name."""
+    """Return the chat templates in a table of tokenizer_config.json, by name."""
     value = table.get("chat_template")
-    several = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates: dict[str, str] = {}
-    for entry in several:
+    for entry in entries:
         if not isinstance(entry, dict) or not entry.get("template"):
             continue
         name, text = entry.get("name"), entry["template"]
@@ -636,9 +662,9 @@ def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named_special_token(files: Mapping[str, str], role: str) -> str:
-    """Return the text of a special token, such as "<s>" for `bos_token`, or "" for none.
+    """Return the text of the special token for a role, such as "<s>" for `bos_token`; "" for none.
 
-    tokenizer_config.json is asked before special_tokens_map.json; `files` are their JSON texts.
+    `files` has JSON texts by file name; tokenizer_config.json precedes special_tokens_map.json.
     """
     for name in (CONFIG, SPECIAL):
         token = json.loads(files.get(name, "{}")).get(role)

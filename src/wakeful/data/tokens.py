@@ -26,7 +26,7 @@ from wakeful.config.schema import DataConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.base import Data
 from wakeful.data.order import Tokens
-from wakeful.data.readers import os_errors
+from wakeful.data.readers import convert_os_errors
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
@@ -52,33 +52,33 @@ class TokenFile(Tokens):
     vocab_size: int
     end_of_text: int
     path: Path
-    cut: bool = False
-    """The last token is not the file's but `end_of_text`: a document goes on there."""
+    is_truncated: bool = False
+    """The last token is read as `end_of_text`, because `truncate` has cut its document there."""
 
     @property
     def num_tokens(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return len(self.tokens)
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return the `count` tokens from each start, (starts, count); past the end of the file they
-        go on at its beginning.
+        """Return the `count` tokens from each start on, (starts, count) int64; past the last token
+        a row continues at the first.
 
         The file's size is checked first: reading a memory map past the end of a file that was cut
         short kills the process.
         """
-        with contextlib.suppress(FileNotFoundError):  # what was removed stays mapped
+        with contextlib.suppress(FileNotFoundError):  # a removed file stays mapped
             size = self.path.stat().st_size
             if size < self.tokens.nbytes:
                 raise _damage_error(self.path, f"{size} bytes are left of {self.tokens.nbytes}")
         rows = np.stack([self._row(int(start), count) for start in starts])
-        self.check(rows)
+        self.check_ids(rows)
         return rows.astype(np.int64)
 
-    def beginning(self, count: int) -> "TokenFile":
-        """Return the first `count` tokens, the last of them replaced by the end of text when read.
+    def truncate(self, count: int) -> "TokenFile":
+        """Return the first `count` tokens, of which the last is read as end_of_text.
 
         Raises:
-            WakefulError: there are fewer.
+            WakefulError: the file has fewer tokens.
         """
         if count > self.num_tokens:
             raise WakefulError(
@@ -86,19 +86,20 @@ class TokenFile(Tokens):
                 "training tokens: lower it"
             )
         documents = self.documents[self.documents < count]
-        return replace(self, tokens=self.tokens[:count], documents=documents, cut=True)
+        return replace(self, tokens=self.tokens[:count], documents=documents, is_truncated=True)
 
     def _row(self, start: int, count: int) -> np.ndarray:
+        """Return the `count` tokens from `start` on; past the last token come the first ones."""
         if start + count < len(self.tokens):
             return self.tokens[start : start + count]
-        places = np.arange(start, start + count) % len(self.tokens)
-        row = self.tokens[places]
-        if self.cut:
-            row[places == len(self.tokens) - 1] = self.end_of_text
+        positions = np.arange(start, start + count) % len(self.tokens)
+        row = self.tokens[positions]
+        if self.is_truncated:
+            row[positions == len(self.tokens) - 1] = self.end_of_text
         return row
 
-    def check(self, tokens: np.ndarray) -> None:
-        """Raise `WakefulError` where one of the ids of the file is past the vocabulary."""
+    def check_ids(self, tokens: np.ndarray) -> None:
+        """Raise `WakefulError` for an id that is not in the vocabulary: the file is damaged."""
         highest = int(tokens.max())
         if highest >= self.vocab_size:
             raise _damage_error(self.path, f"id {highest} of {self.vocab_size}")
@@ -121,7 +122,7 @@ class PreparedData(Data):
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
         folder = expand_home(folder)
-        with os_errors(f"cannot read {folder}", "prepare the data again"):
+        with convert_os_errors(f"cannot read {folder}", "prepare the data again"):
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
                 prepared.split(split)
@@ -155,10 +156,11 @@ class PreparedData(Data):
 
     @property
     def warning(self) -> str:
+        """A warning where validation got less than half of validation_fraction, or over twice."""
         settings, splits = self.info.get("settings"), self.info["splits"]
         fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
-        train, held = (splits[split]["bytes"] for split in SPLITS)
-        share = held / (train + held)
+        train_bytes, validation_bytes = (splits[split]["bytes"] for split in SPLITS)
+        share = validation_bytes / (train_bytes + validation_bytes)
         if not fraction or fraction / 2 <= share <= 2 * fraction:
             return ""
         return (
@@ -170,18 +172,20 @@ class PreparedData(Data):
     def is_named_by(self, source: str) -> bool:
         return self.folder == expand_home(source)
 
-    def first(self, config: DataConfig, length: int) -> TokenFile:
+    def first_tokens(self, config: DataConfig, length: int) -> TokenFile:
+        """Return the first `max_tokens` training tokens; refuse fewer than `length` + 1."""
         if config.max_tokens < length + 1:
             raise WakefulError(
                 f"data.max_tokens = {config.max_tokens} is less than one sequence needs: "
                 f"train.length + 1 = {length + 1}"
             )
-        return self.train.beginning(config.max_tokens)
+        return self.train.truncate(config.max_tokens)
 
-    def check(self, config: DataConfig) -> None:
-        there = self.settled(config)
+    def check_config(self, config: DataConfig) -> None:
+        """Raise `WakefulError` for a field that asks for another preparation than was done."""
+        prepared_config = self.with_prepared_fields(config)
         for name in ("validation_source", "max_bytes", "keep_overlap"):
-            requested, stored = getattr(config, name), getattr(there, name)
+            requested, stored = getattr(config, name), getattr(prepared_config, name)
             if requested and requested != stored:
                 raise WakefulError(
                     f"data.{name} = {requested!r} does nothing: data.source = {config.source!r} is "
@@ -196,23 +200,27 @@ class PreparedData(Data):
                     "text again"
                 )
 
-    def settled(self, config: DataConfig) -> DataConfig:
-        settings, held = self.info.get("settings"), self.info.get("validation_source")
+    def with_prepared_fields(self, config: DataConfig) -> DataConfig:
+        """Return `config` with the fields that decide preparation as `data.json` has them."""
+        settings, sources = self.info.get("settings"), self.info.get("validation_source")
         if not isinstance(settings, dict) or not self.is_named_by(config.source):
             return config
-        own = {"keep_overlap": False, "vocab_size": self.vocab_size, "max_bytes": 0}
-        table = to_table(config) | own
-        for name in ("validation_fraction", "text_field", *own):
+        defaults = {"keep_overlap": False, "vocab_size": self.vocab_size, "max_bytes": 0}
+        table = to_table(config) | defaults
+        for name in ("validation_fraction", "text_field", *defaults):
             table[name] = settings.get(name) or table[name]
-        table["validation_source"] = held[0] if isinstance(held, list) and len(held) == 1 else ""
+        is_single = isinstance(sources, list) and len(sources) == 1
+        table["validation_source"] = sources[0] if is_single else ""
         return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
-        """Map one split, or raise `WakefulError` where its files are not as `data.json` says."""
+        """Memory-map the tokens of one split; raise `WakefulError` where its files do not agree
+        with `data.json`.
+        """
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
         facts, dtype = self.info["splits"][split], TOKEN_DTYPES[self.info["dtype"]]
-        path, starts = _files(self.folder, split)
+        path, documents_path = _split_files(self.folder, split)
         size = path.stat().st_size
         if size != facts["tokens"] * dtype.itemsize:
             raise _damage_error(
@@ -222,7 +230,7 @@ class PreparedData(Data):
             raise _damage_error(path, "it is empty")
         return TokenFile(
             tokens=np.memmap(path, dtype, mode="r"),
-            documents=_read_documents(starts, facts),
+            documents=_read_document_starts(documents_path, facts),
             num_bytes=facts["bytes"],
             vocab_size=self.vocab_size,
             end_of_text=self.info["tokenizer"]["end_of_text"],
@@ -230,70 +238,71 @@ class PreparedData(Data):
         )
 
     def verify(self) -> None:
-        """Raise `WakefulError` where a file has another SHA-256 than the recorded one."""
+        """Read every file; raise `WakefulError` where a SHA-256 or an id is not as recorded."""
         expected = {self.folder / "tokenizer.json": self.info["tokenizer"]["fingerprint"]}
         for split in SPLITS:
-            facts, files = self.info["splits"][split], _files(self.folder, split)
+            facts, files = self.info["splits"][split], _split_files(self.folder, split)
             expected |= zip(files, (facts["sha256"], facts["documents_sha256"]), strict=True)
         for path, digest in expected.items():
             if file_sha256(path) != digest:
                 raise _damage_error(path, "its SHA-256 is not the one in data.json")
         for split_file in (self.train, self.validation):
-            split_file.check(split_file.tokens)
+            split_file.check_ids(split_file.tokens)
 
 
-def _files(folder: Path, split: SplitName) -> tuple[Path, Path]:
-    """Return the files of a split: its tokens, and where its documents begin."""
+def _split_files(folder: Path, split: SplitName) -> tuple[Path, Path]:
+    """Return the files of a split: its tokens, and the positions where its documents begin."""
     return folder / f"{split}.tokens", folder / f"{split}.documents.npy"
 
 
 def write_split(
     folder: Path, split: SplitName, documents: Iterable[np.ndarray], num_bytes: int
 ) -> dict[str, Any]:
-    """Write a split's documents, (tokens,) each, over the existing ones.
-
-    Return its facts in `data.json`; `num_bytes` are those of the text.
+    """Write the documents of a split, (tokens,) each, in place of existing ones; return the facts
+    about the split for `data.json`. `num_bytes` is the size of the text in UTF-8.
     """
-    path, starts = _files(folder, split)
+    path, documents_path = _split_files(folder, split)
     lengths = array("q")
-    part = temporary_path_beside(path)  # the documents may be read from the file that is there
-    with part.open("wb") as file:
+    new_file = temporary_path_beside(path)  # `documents` may be read from the existing file
+    with new_file.open("wb") as file:
         for document in documents:
             file.write(document.tobytes())
             lengths.append(len(document))
-    part.replace(path)
+    new_file.replace(path)
     ends = np.cumsum(lengths, dtype="<i8")
-    np.save(starts, ends - lengths, allow_pickle=False)
+    np.save(documents_path, ends - lengths, allow_pickle=False)
     return {
         "documents": len(lengths),
         "tokens": int(ends[-1]),
         "bytes": num_bytes,
         "sha256": file_sha256(path),
-        "documents_sha256": file_sha256(starts),
+        "documents_sha256": file_sha256(documents_path),
     }
 
 
 def write_splits(
     folder: Path,
     tokenizer: Tokenizer,
-    sides: Mapping[SplitName, tuple[Iterable[np.ndarray], int]],
-    **about: Any,
+    splits: Mapping[SplitName, tuple[Iterable[np.ndarray], int]],
+    **origin: Any,
 ) -> dict[str, Any]:
-    """Write splits, each of documents with so many bytes of text; return what `data.json` says.
-
-    `about` is where they are from.
+    """Write both splits, each given as (documents, bytes of their text); return the content of
+    `data.json`, to which `origin` adds the source, the settings and the like.
     """
     return {
         "format": FORMAT,
         "version": VERSION,
-        **about,
+        **origin,
         "tokenizer": {
             "fingerprint": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
         },
         "dtype": token_dtype(tokenizer.vocab_size).name,
-        "splits": {name: write_split(folder, name, *side) for name, side in sides.items()},
+        "splits": {
+            name: write_split(folder, name, documents, num_bytes)
+            for name, (documents, num_bytes) in splits.items()
+        },
     }
 
 
@@ -303,7 +312,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether `folder` claims to be ours; `PreparedData.open` says whether it is whole."""
+    """Return whether `folder` has a `data.json` of prepared data; its files are not checked."""
     try:
         info = json.loads((expand_home(folder) / "data.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -317,6 +326,9 @@ def open_prepared(source: str) -> PreparedData | None:
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
+    """Read the `data.json` of a folder of prepared data, or raise `WakefulError` for another one, a
+    damaged file or another version.
+    """
     path = folder / "data.json"
     if not path.is_file():
         raise WakefulError(f"no prepared data in {folder}: prepare it first")
@@ -331,13 +343,13 @@ def _read_info(folder: Path) -> dict[str, Any]:
             f"{folder} has format version {info.get('version')}, this program reads {VERSION}: "
             "prepare the data again"
         )
-    if not _is_complete(info):
+    if not _has_all_fields(info):
         raise _damage_error(path, "a field is missing or of the wrong kind")
     return info
 
 
-def _is_complete(info: dict[str, Any]) -> bool:
-    """Return whether every field that is read later is there and of its type."""
+def _has_all_fields(info: dict[str, Any]) -> bool:
+    """Return whether `data.json` has every field that is read later, with a value of its type."""
     try:
         tokenizer, corpora = info["tokenizer"], info["corpora_sha256"]
         splits = [info["splits"][split] for split in SPLITS]
@@ -357,7 +369,8 @@ def _is_complete(info: dict[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def _read_documents(path: Path, facts: dict[str, Any]) -> np.ndarray:
+def _read_document_starts(path: Path, facts: dict[str, Any]) -> np.ndarray:
+    """Memory-map the positions of documents' first tokens; check them against a split's facts."""
     with wrap_errors(f"{path} is damaged", f": delete {path.parent} and prepare the data again"):
         documents = np.lib.format.open_memmap(path, mode="r")  # no zip file and no object is read
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
@@ -376,8 +389,12 @@ def _damage_error(path: Path, reason: str) -> WakefulError:
 
 
 def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """Return the data in `folder`, None where it is free; refuse anything else there."""
-    with os_errors(f"cannot use {folder}", "choose another folder"):
+    """Open the data in `folder` if it was prepared with these settings; None for a free folder.
+
+    Raises:
+        WakefulError: the folder holds something else, or data prepared with other settings.
+    """
+    with convert_os_errors(f"cannot use {folder}", "choose another folder"):
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return None
     if not is_prepared(folder):
@@ -394,29 +411,30 @@ def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None
 
 def _changed_settings(stored: object, settings: dict[str, Any]) -> str:
     """Return the names of the settings whose stored values differ, joined by "and"; "" for none."""
-    before = stored if isinstance(stored, dict) else {}
-    names = {**settings, **before}
-    return " and ".join(name for name in names if before.get(name) != settings.get(name))
+    old = stored if isinstance(stored, dict) else {}
+    names = {**settings, **old}
+    return " and ".join(name for name in names if old.get(name) != settings.get(name))
 
 
 @contextlib.contextmanager
-def building_beside(folder: Path) -> Iterator[Path]:
-    """Give a folder beside `folder` that is gone afterwards; a disk that is full is refused.
-
-    So a prepared folder appears whole or not at all, and never over something else.
+def temporary_folder_beside(folder: Path) -> Iterator[Path]:
+    """Create a temporary folder beside `folder`, to be renamed to it when complete; delete what is
+    left of it after the block. A full disk is a `WakefulError`.
     """
     building = temporary_path_beside(folder)
-    cure = "free some space or choose another folder (nothing was kept)"
+    remedy = "free some space or choose another folder (nothing was kept)"
     try:
-        with os_errors(f"cannot write {folder}", cure):
+        with convert_os_errors(f"cannot write {folder}", remedy):
             building.mkdir(parents=True)
             yield building
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def move_in(building: Path, folder: Path, info: dict[str, Any]) -> None:
-    """Write `data.json`, and give the built folder its name in one step, its bytes on the disk."""
+def publish_folder(building: Path, folder: Path, info: dict[str, Any]) -> None:
+    """Write `data.json` into the temporary folder `building`, flush its files to the disk, and
+    rename it to `folder`.
+    """
     (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     for path in filter(Path.is_file, building.rglob("*")):
         with path.open("rb") as file:
@@ -424,6 +442,6 @@ def move_in(building: Path, folder: Path, info: dict[str, Any]) -> None:
     try:
         building.rename(folder)
     except OSError:
-        # Another process may have prepared the same meanwhile; theirs is as good as ours.
+        # Another process may have prepared the same data meanwhile, which is then used.
         if existing_data(folder, info["settings"]) is None:
             raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wakeful.data.readers import checked_text, os_errors, read_json_lines
+from wakeful.data.readers import check_text, convert_os_errors, read_json_lines
 from wakeful.errors import WakefulError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _read_field(row: dict[str, Any], name: str, location: str) -> str:
 
 
 def _check_examples_text(value: object, location: str, name: str) -> str:
-    text = checked_text(value, location, name)
+    text = check_text(value, location, name)
     if not text.strip():
         raise WakefulError(f"{location}: field {name!r} is empty")
     return text
@@ -127,7 +127,7 @@ def _check_examples_text(value: object, location: str, name: str) -> str:
 
 def _read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location, "file, line n", and the object of each line of a JSON Lines file."""
-    with os_errors(f"cannot read {path}"):
+    with convert_os_errors(f"cannot read {path}"):
         rows = list(read_json_lines(Path(path)))
     if not rows:
         raise WakefulError(f"{path} is empty: it has no example")

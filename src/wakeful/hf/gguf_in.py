@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import config_from_table
-from wakeful.data.tokenizer import BESIDE, Tokenizer
+from wakeful.data.tokenizer import COMPANION_FILES, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.guard import wrap_errors
 from wakeful.hf.families import FAMILIES
@@ -48,7 +48,7 @@ def read_gguf_config(path: Path) -> ModelConfig | None:
 def read_gguf_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer that a file of ours holds."""
     files = _value(path, TOKENIZER) or {}
-    own_files = ("tokenizer.json", *BESIDE)
+    own_files = ("tokenizer.json", *COMPANION_FILES)
     if not all(name in own_files and isinstance(text, str) for name, text in files.items()):
         raise WakefulError(f"{path}: {TOKENIZER} names a file that is not a tokenizer's")
     with tempfile.TemporaryDirectory() as folder:

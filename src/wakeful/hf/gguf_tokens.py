@@ -11,7 +11,7 @@ from typing import Any
 
 from gguf import Keys, TokenType
 
-from wakeful.data.encoding import merges
+from wakeful.data.encoding import read_merges
 from wakeful.data.tokenizer import GENERATION, Tokenizer, token_ids
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import check_pad_token
@@ -58,7 +58,7 @@ def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> di
     else:
         fields = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pattern(table), _KEYS.LIST: tokens,
                  _KEYS.TOKEN_TYPE: kinds,
-                 _KEYS.MERGES: [" ".join(pair) for pair in merges(table["model"])]}  # fmt: skip
+                 _KEYS.MERGES: [*map(" ".join, read_merges(table["model"]))]}  # fmt: skip
     fields |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
     fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: check_pad_token(tokenizer.pad, size)}
     fields |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
@@ -67,7 +67,7 @@ def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> di
 
 def _ends(tokenizer: Tokenizer) -> list[int]:
     """Return the tokens that end what a model writes, the tokenizer's first."""
-    settings = json.loads(tokenizer.beside.get(GENERATION, "{}"))
+    settings = json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
     return list(dict.fromkeys([tokenizer.end_of_text, *token_ids(settings, "eos_token_id")]))
 
 
@@ -163,7 +163,7 @@ def _isolates(split: dict[str, Any]) -> bool:
 def _sentencepiece(
     table: dict[str, Any], tokens: list[str], kinds: list[TokenType]
 ) -> dict[str, Any]:
-    joins = merges(table["model"])
+    joins = read_merges(table["model"])
     plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
     bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
     unknown = table["model"].get("unk_token")

@@ -274,7 +274,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
-    generation = json.loads(tokenizer.beside.get(GENERATION, "{}"))
+    generation = json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
     begins, ends, pads = (token_ids(generation, name) for name in _IDS)
     pad = check_pad_token(pads[0] if pads else tokenizer.pad, rows)
     ids: Ids = {
@@ -295,7 +295,7 @@ def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokeni
     architectures (Qwen2's) have such a class whatever a folder names.
     """
     expected = _token_settings(tokenizer.inner)
-    for candidate in (tokenizer, tokenizer.of_class("PreTrainedTokenizerFast")):
+    for candidate in (tokenizer, tokenizer.with_class("PreTrainedTokenizerFast")):
         with tempfile.TemporaryDirectory() as folder:
             candidate.save(folder)
             config.save_pretrained(folder)

@@ -32,7 +32,7 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
             f"every document of {source} that would be held out partly occurs in the others: "
             f"give {option}more text, or a larger --data.validation_fraction"
         ) from None
-    data.check(options.data)
+    data.check_config(options.data)
     for part in data.parts:
         _check_tokenizer(part.prepared_source, part.tokenizer, reference)
     size = reference.decoder().config.vocab_size
@@ -66,9 +66,10 @@ def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> Non
             "give the text itself"
         )
     difference = ""
-    if tokenizer.begin != expected.begin:
+    if tokenizer.start_token != expected.start_token:
         difference = (
-            f"begins texts with token {expected.begin}, and that one's with {tokenizer.begin}"
+            f"begins texts with token {expected.start_token}, and that one's with "
+            f"{tokenizer.start_token}"
         )
     elif expected.chat_template and not tokenizer.chat_template:
         difference = "has a chat template, and that one none"

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.base import Data
-from wakeful.data.order import documents_of
+from wakeful.data.order import number_documents
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.inheritance.bridge import bridge
@@ -25,9 +25,9 @@ def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> In
     first token of each, as in training's windows.
     """
     allowed = min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
-    starts = data.train.spread(rows, length, allowed)
+    starts = data.train.spread_starts(rows, length, allowed)
     tokens = torch.from_numpy(data.train.read(starts, length))
-    bos = data.begin(config)
+    bos = data.window_bos(config)
     if bos is not None:
         tokens[:, 0] = bos
     return tokens
@@ -46,7 +46,7 @@ def bridge_on_text(
     heir.to(device)
     numbers = None
     if not recipe.data.cross_documents:
-        numbers = documents_of(tokens, data.train.end_of_text)
+        numbers = number_documents(tokens, data.train.end_of_text)
     solved = bridge(
         heir, reference, layers, tokens, recipe.bridge, documents=numbers,
         autocast=autocast(recipe.train, device), progress=progress,

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from wakeful.data.tokenizer import CONFIG, FILE, GENERATION, Tokenizer, check_beside
+from wakeful.data.tokenizer import CONFIG, FILE, GENERATION, Tokenizer, check_tokenizer_files
 from wakeful.device import choose_device, free_memory, parse_dtype
 from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path
 from wakeful.guard import wrap_errors
@@ -418,7 +418,7 @@ def _stock_tokenizer(
     with wrap_errors(f"{source} has no tokenizer that can be loaded"), looked_up:
         if "gguf_file" not in options:
             named = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
-            check_beside(Path(named or source).parent)
+            check_tokenizer_files(Path(named or source).parent)
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, **options
         )

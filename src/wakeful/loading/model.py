@@ -20,7 +20,7 @@ from wakeful.data.tokenizer import (
     GENERATION,
     StreamDecoder,
     Tokenizer,
-    beside_of,
+    read_companion_files,
     special_ids_around,
     token_ids,
 )
@@ -97,7 +97,7 @@ class Model:
             )
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
-            return Tokenizer.load(folder, ended=False)
+            return Tokenizer.load(folder, require_end=False)
 
     @property
     def bos(self) -> int | None:
@@ -132,9 +132,9 @@ class Model:
             if not table.pop("_from_model_config", False):  # it comes from a file
                 return table
         elif isinstance(tokenizer, Tokenizer):
-            return json.loads(tokenizer.beside.get(GENERATION, "{}"))
+            return json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
         elif self.path is not None:
-            beside, file = beside_of(self.path), self.path / "config.json"
+            beside, file = read_companion_files(self.path), self.path / "config.json"
             if GENERATION in beside:
                 return json.loads(beside[GENERATION])
             table = json.loads(file.read_text("utf-8")) if file.is_file() else {}
@@ -232,7 +232,7 @@ class Model:
         """
         if self._encoder is None:
             return self.encode_plain(text), None
-        tokens, ends = self._encoder.with_ends(text)
+        tokens, ends = self._encoder.encode_with_ends(text)
         return self.check_tokens(tokens), ends
 
     @cached_property

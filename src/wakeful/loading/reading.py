@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wakeful.data.sources import Beginning, beginning_of
+from wakeful.data.sources import TextBeginning, read_beginning
 from wakeful.data.tasks import TaskData, task_of
 from wakeful.data.tasks.base import BOS_ID, VALIDATION_TOKENS, Task
 from wakeful.errors import WakefulError
@@ -76,7 +76,7 @@ class EvaluationData(ABC):
 class EvaluationText(EvaluationData):
     """Beginning of a text, cut into sequences."""
 
-    def __init__(self, beginning: Beginning) -> None:
+    def __init__(self, beginning: TextBeginning) -> None:
         self.beginning = beginning
 
     @property
@@ -191,17 +191,17 @@ def open_evaluation_data(source: str, num_tokens: int) -> EvaluationData:
     """Return the task that a source names, or the beginning of a text, at least `num_tokens` long.
 
     Raises:
-        WakefulError: what `task_of` and `beginning_of` raise.
+        WakefulError: what `task_of` and `read_beginning` raise.
     """
     task = task_of(source, imports=True)
     return (
-        EvaluationText(beginning_of(source, num_tokens)) if task is None else EvaluationTask(task)
+        EvaluationText(read_beginning(source, num_tokens)) if task is None else EvaluationTask(task)
     )
 
 
 def as_evaluation_data(text: str | EvaluationData) -> EvaluationData:
     """Return a string as an `EvaluationText`; evaluation data is returned unchanged."""
-    return EvaluationText(Beginning(text)) if isinstance(text, str) else text
+    return EvaluationText(TextBeginning(text)) if isinstance(text, str) else text
 
 
 def training_task(loaded: Model) -> EvaluationData | None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.base import Data
-from wakeful.data.mixture import source_in_words
+from wakeful.data.mixture import describe_source
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
 
@@ -42,7 +42,7 @@ class DataFacts:
     @property
     def text(self) -> str:
         """The source in words."""
-        return source_in_words(self.source)
+        return describe_source(self.source)
 
     @property
     def trained(self) -> str:

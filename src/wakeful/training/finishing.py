@@ -148,7 +148,7 @@ _PROMPTS, _PROMPT = 3, 8
 def _default_prompts(training: Training) -> list[str]:
     """Return the first complete words of validation windows, spread over the text, as prompts."""
     tokens, tokenizer = training.data.validation, training.data.tokenizer
-    starts = tokens.spread(_PROMPTS, min(training.config.train.length, tokens.num_tokens))
+    starts = tokens.spread_starts(_PROMPTS, min(training.config.train.length, tokens.num_tokens))
     texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT)]
     matches = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
     return [text if match is None else match[1] for text, match in zip(texts, matches, strict=True)]
@@ -157,7 +157,7 @@ def _default_prompts(training: Training) -> list[str]:
 def _sample_texts(training: Training, decoder: Decoder) -> Iterator[Sample]:
     """Yield a continuation of each prompt by the trained model."""
     config, data = training.config, training.data
-    settings, bos = config.sample, data.begin(config.data)
+    settings, bos = config.sample, data.window_bos(config.data)
     opening = [] if bos is None else [bos]
     decoder.eval()
     for prompt in settings.prompts or _default_prompts(training):

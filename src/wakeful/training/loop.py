@@ -170,7 +170,7 @@ def _train_in_world(
 
 def _new_config(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
     """Return a new run's configuration with every field resolved; warn where it changes."""
-    data.check(config.data)
+    data.check_config(config.data)
     if data.warning:
         show.note(data.warning)
     warmup = config.optimizer.warmup_steps
@@ -232,8 +232,8 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
 def _as_trained(config: Config, data: Data) -> Tokenizer:
     """Return the tokenizer with the use of BOS that training had."""
     tokenizer = data.tokenizer
-    if data.begin(config.data) is not None:
-        return tokenizer.beginning()
+    if data.window_bos(config.data) is not None:
+        return tokenizer.with_bos()
     return tokenizer.without_bos() if tokenizer.adds_bos else tokenizer
 
 

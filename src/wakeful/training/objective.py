@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wakeful.config.schema import Config, DistillConfig
-from wakeful.data.order import documents_of
+from wakeful.data.order import number_documents
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
@@ -105,6 +105,6 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
 
 def _within_documents(loss: Callable[..., Tensor], end_of_text: int) -> Loss:
     def within(tokens: Tensor, targets: Tensor) -> Tensor:
-        return loss(tokens, targets, documents=documents_of(tokens, end_of_text))
+        return loss(tokens, targets, documents=number_documents(tokens, end_of_text))
 
     return within

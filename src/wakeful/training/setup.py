@@ -72,7 +72,7 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)
     data = load_data(config.data, progress, imports=True)
-    data.check(config.data)
+    data.check_config(config.data)
     config = resolve_config(config, data)
     check_parts(config)
     data.batches(config)
@@ -95,7 +95,7 @@ def resolve_config(config: Config, data: Data, model: ModelConfig | None = None)
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
         config,
-        data=data.settled(config.data),
+        data=data.with_prepared_fields(config.data),
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
     )
     if model is None:

@@ -7,7 +7,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from wakeful.data.order import ValidationWindows, documents_of
+from wakeful.data.order import ValidationWindows, number_documents
 from wakeful.data.tokens import Tokens
 from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite_or_none, weighted_mean
@@ -49,7 +49,7 @@ def window_losses(
     end_of_text = windows.token_file.end_of_text
 
     def one_by_one(inputs: Tensor, targets: Tensor) -> Tensor:
-        documents = None if cross_documents else documents_of(inputs, end_of_text)
+        documents = None if cross_documents else number_documents(inputs, end_of_text)
         return decoder.loss(inputs, targets, reduction="none", documents=documents)
 
     with evaluating(decoder):
@@ -90,7 +90,7 @@ def task_losses(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor |
     Targets of -100 count nothing.
     """
     rows = torch.cat([inputs[:, :1], targets.clamp(min=0)], 1)
-    losses = token_file.optimal(rows.numpy())
+    losses = token_file.optimal_losses(rows.numpy())
     return None if losses is None else torch.from_numpy(losses).where(targets != IGNORED, 0.0)
 
 

@@ -11,11 +11,11 @@ from wakeful.data.tokens import open_prepared
 from wakeful.errors import WakefulError
 
 _MOST_CHARACTERS = 2048
-"""In a table, which has an entry for each pair of them."""
+"""Largest alphabet: the table of probabilities has an entry for each pair of characters."""
 _CODES = 0x110000
-"""Of Unicode."""
+"""Number of Unicode code points."""
 _BITS = 40
-"""Of a random number that decides on a token; probabilities are multiples of 2⁻⁴⁰."""
+"""Bits of a random number that choose a token; probabilities are multiples of 2⁻⁴⁰."""
 
 
 class Backcopy(Task):
@@ -52,10 +52,11 @@ class Backcopy(Task):
 
     @property
     def counts(self) -> np.ndarray:
-        """Counts of each character after each other, (V, V) int64 in the order of `characters`.
+        """Counts of pairs: entry (i, j) says how often character j follows character i, (V, V)
+        int64 in the order of `characters`.
 
-        Every document is closed to a circle, so each character has as many followers as
-        forerunners, and its frequency is the stationary one.
+        Every document's last character is followed by its first. So each character has as many
+        successors as predecessors, and its frequency is that of the stationary distribution.
         """
         return self._table[1]
 
@@ -74,78 +75,90 @@ class Backcopy(Task):
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """The table P, (V + 1, V + 1) float64: each row is of the id before, BOS's first.
+        """The table P(j | i), (V + 1, V + 1) float64, by the ids i and j; BOS has id 0.
 
-        Each is a multiple of 2⁻⁴⁰, exactly the probability with which `draw` takes the token.
+        Entries are multiples of 2⁻⁴⁰, exactly the probabilities with which `draw_windows` draws.
         """
         return np.diff(self._bounds, prepend=0, axis=1) / 2**_BITS
 
-    def draw(self, numbers: np.ndarray) -> np.ndarray:
+    def draw_windows(self, numbers: np.ndarray) -> np.ndarray:
+        """Draw windows, (n, L) int64, from random `numbers`, (n, L) uint64: after a trigger the
+        character before it, otherwise a character drawn from the pair frequencies.
+        """
         bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)
-        windows = np.full(bits.shape, BOS_ID, np.int64)  # a row a position
-        (ends, tokens), copies = self._pairs, self._copies
+        windows = np.full(bits.shape, BOS_ID, np.int64)  # (L, n)
+        (bounds, tokens), is_trigger_id = self._pairs, self._is_trigger_id
         for position in range(1, len(windows)):
             last = windows[position - 1]
-            characters = tokens[
-                np.searchsorted(ends, (last << _BITS) + bits[position], side="right")
-            ]
-            windows[position] = np.where(copies[last], windows[max(position - 2, 0)], characters)
+            pairs = np.searchsorted(bounds, (last << _BITS) + bits[position], side="right")
+            copied = windows[max(position - 2, 0)]
+            windows[position] = np.where(is_trigger_id[last], copied, tokens[pairs])
         return np.ascontiguousarray(windows.T)
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):  # what cannot follow has an infinite loss
-            sampled = -np.log(self.probabilities[rows[:, :-1], rows[:, 1:]])
-            before = np.concatenate([rows[:, :1], rows[:, :-2]], axis=1)  # the first's is itself
-            copied = -np.log((rows[:, 1:] == before).astype(float))
-        return np.where(self.is_trigger(rows[:, :-1]), copied, sampled) + 0.0
+        """Return −ln p of each token of `rows` (n, L + 1) except the first: (n, L), in nats; it is
+        infinite for a token that cannot follow.
+        """
+        with np.errstate(divide="ignore"):
+            drawn = -np.log(self.probabilities[rows[:, :-1], rows[:, 1:]])
+            # The token two positions earlier; of the second token, the first.
+            two_earlier = np.concatenate([rows[:, :1], rows[:, :-2]], axis=1)
+            copied = -np.log((rows[:, 1:] == two_earlier).astype(float))
+        return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
-        """Return the entropy in nats of the token after each of `rows` (n, L), given those up to
-        it, (n, L): what `losses` is in expectation over the next token.
+        """Return the entropy, in nats, of the next token after each token of `rows` (n, L), given
+        all tokens up to there: (n, L), the expectation of `losses`.
         """
         p = self.probabilities
         entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
         return np.where(self.is_trigger(rows), 0.0, entropy[rows])
 
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
-        return self._copies[rows]
+        return self._is_trigger_id[rows]
 
     @cached_property
-    def _copies(self) -> np.ndarray:
-        """Return True for each id that is a trigger."""
+    def _is_trigger_id(self) -> np.ndarray:
+        """A mask over all ids, (V + 1,), of those that are triggers."""
         return np.isin(np.arange(len(self.characters) + 1), self.trigger_ids)
 
     @cached_property
     def _bounds(self) -> np.ndarray:
-        """Σ_{k ≤ j} P(k | i) · 2⁴⁰, rounded down, at (i, j)."""
+        """Cumulative probabilities Σ_{k ≤ j} P(k | i) · 2⁴⁰, rounded down, at (i, j): int64
+        (V + 1, V + 1).
+
+        After BOS (i = 0) a character that is no trigger is drawn by its frequency.
+        """
         size = len(self.characters) + 1
-        pairs = np.zeros((size, size))
-        pairs[1:, 1:] = self.counts
-        pairs[BOS_ID, 1:] = np.where(self._copies[1:], 0, self.counts.sum(1))
-        sums = np.cumsum(pairs, axis=1)
+        pair_counts = np.zeros((size, size))
+        pair_counts[1:, 1:] = self.counts
+        pair_counts[BOS_ID, 1:] = np.where(self._is_trigger_id[1:], 0, self.counts.sum(1))
+        sums = np.cumsum(pair_counts, axis=1)
         return np.floor(sums / sums[:, -1:] * 2**_BITS).astype(np.int64)
 
     @cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Upper bounds of the (row, token) pairs that occur, in one ascending array, and each
-        pair's token.
+        """The pairs (last token, next token) that occur: their cumulative probabilities in one
+        ascending array, and their next tokens.
 
-        Row r's bounds are offset by r · 2⁴⁰.
+        The probabilities of last token i are offset by i · 2⁴⁰, so that one binary search over the
+        array finds the next token for any last token.
         """
-        before, tokens = np.nonzero(np.diff(self._bounds, prepend=0, axis=1))
-        return self._bounds[before, tokens] + (before << _BITS), tokens
+        last, tokens = np.nonzero(np.diff(self._bounds, prepend=0, axis=1))
+        return self._bounds[last, tokens] + (last << _BITS), tokens
 
     @cached_property
     def _table(self) -> tuple[str, np.ndarray]:
-        texts = _texts(self.text)
+        """The alphabet, in the order of Unicode, and the counts of its pairs in the text."""
+        texts = _read_texts(self.text)
         codes = [np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64) for text in texts]
-        often = np.zeros(_CODES, np.int64)
+        frequencies = np.zeros(_CODES, np.int64)
         for text_codes in codes:
             occurrences = np.bincount(text_codes)
-            often[: len(occurrences)] += occurrences
+            frequencies[: len(occurrences)] += occurrences
         in_alphabet = np.zeros(_CODES, bool)
-        in_alphabet[np.argsort(-often, kind="stable")[: self.alphabet]] = True
-        in_alphabet &= often > 0
+        in_alphabet[np.argsort(-frequencies, kind="stable")[: self.alphabet]] = True
+        in_alphabet &= frequencies > 0
         chosen = np.flatnonzero(in_alphabet)
         if len(chosen) <= self.triggers:
             raise WakefulError(
@@ -156,12 +169,16 @@ class Backcopy(Task):
         size = len(chosen)
         counts = np.zeros(size**2, np.int64)
         for text_codes in codes:
-            first = index_of[text_codes[in_alphabet[text_codes]]]
-            counts += np.bincount(first * size + np.roll(first, -1), minlength=len(counts))
+            characters = index_of[text_codes[in_alphabet[text_codes]]]
+            pairs = characters * size + np.roll(characters, -1)
+            counts += np.bincount(pairs, minlength=len(counts))
         return "".join(map(chr, chosen)), counts.reshape(size, size)
 
 
-def _texts(source: str) -> list[str]:
+def _read_texts(source: str) -> list[str]:
+    """Return the texts of a source's documents; "" is the standard library. Prepared tokens are
+    decoded.
+    """
     data = open_prepared(source) if source else None
     if data is None:
         return [document.text for document in read_documents(source or PYTHON_STDLIB)]

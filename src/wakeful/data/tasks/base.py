@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.base import Data
-from wakeful.data.order import Tokens, key64, mix64
+from wakeful.data.order import Tokens, derive_key, mix64
 from wakeful.data.sources import HUB_PREFIX, MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, SplitName
@@ -23,9 +23,9 @@ from wakeful.variants import Variant, build, variants_by_name
 BOS_TOKEN = "<bos>"
 BOS_ID = 0
 ENDLESS = 2**62
-"""Places at which a window for training may begin."""
+"""Number of positions at which a training window may begin."""
 VALIDATION_TOKENS = 2**14
-"""Predicted in a validation: the same windows for every run, whatever its seed."""
+"""Tokens predicted in validation: the same windows for every run, whatever its seed."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _EXPRESSION = re.compile(r"\s*([^\W\d][\w.]*(?::[^\W\d]\w*)?)\s*(\(.*\))?\s*", re.DOTALL)
 
@@ -48,32 +48,34 @@ class Task(Variant):
         """The process's name: the hash of everything its probabilities depend on."""
 
     @abstractmethod
-    def draw(self, numbers: np.ndarray) -> np.ndarray:
-        """Return windows, one for each row of random `numbers` (n, L), uint64, all bits random.
+    def draw_windows(self, numbers: np.ndarray) -> np.ndarray:
+        """Draw windows of tokens, (n, L) int64, from uniform random `numbers`, (n, L) uint64.
 
-        Windows are int64 (n, L) and begin with BOS; the rows' first numbers serve nobody.
+        Every window begins with BOS, so the first number of each row is not used.
         """
 
     @abstractmethod
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats."""
+        """Return −ln p of each token of `rows` (n, L + 1) except the first: (n, L), in nats."""
 
     @abstractmethod
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
-        """Return where the next token depends on more than the token itself: bool, as `rows`."""
+        """Return a mask, of the shape of `rows`, of tokens after which the next one depends on
+        earlier tokens too.
+        """
 
     def tokenizer(self) -> Tokenizer:
-        """Return a tokenizer of single characters, which drops unknown ones."""
+        """Return a tokenizer whose tokens are single characters; it drops unknown characters."""
         ids = {BOS_TOKEN: BOS_ID} | {
             character: i for i, character in enumerate(self.characters, start=1)
         }
         inner = tokenizers.Tokenizer(models.BPE(ids, []))
         inner.decoder = decoders.Fuse()
-        return Tokenizer(inner, end_of_text=BOS_TOKEN).beginning()
+        return Tokenizer(inner, end_of_text=BOS_TOKEN).with_bos()
 
 
 class TaskStream(Tokens):
-    """The windows of a task, each drawn from the number of the place where it begins."""
+    """Tokens of a task, drawn when they are read: a window depends only on its start."""
 
     end_of_text = BOS_ID
 
@@ -81,18 +83,19 @@ class TaskStream(Tokens):
         self.task = task
         self.vocab_size = len(task.characters) + 1
         self.num_tokens = ENDLESS if split == "train" else VALIDATION_TOKENS + 1
-        self._key = key64(f"task {split}")
+        self._key = derive_key(f"task {split}")
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return the window that belongs to each start, the same on every machine.
+        """Draw the window of `count` tokens of each start, (starts, count), the same on every
+        machine.
 
-        Its numbers are those of SplitMix64 with a seed mixed from the place and the split.
+        Its random numbers are those of SplitMix64 with a seed mixed from the start and the split.
         """
         seeds = mix64(np.asarray(starts).astype(np.uint64), self._key)
         steps = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
-        return self.task.draw(mix64(seeds[:, None] + steps, _GOLDEN))
+        return self.task.draw_windows(mix64(seeds[:, None] + steps, _GOLDEN))
 
-    def optimal(self, rows: np.ndarray) -> np.ndarray:
+    def optimal_losses(self, rows: np.ndarray) -> np.ndarray:
         return self.task.losses(rows)
 
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
@@ -100,7 +103,7 @@ class TaskStream(Tokens):
 
 
 class TaskData(Data):
-    """A task that serves as prepared text; nothing of it lies on the disk."""
+    """A task that is used like prepared text; nothing is stored on disk."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -122,10 +125,11 @@ class TaskData(Data):
     def prepared_source(self) -> str:
         return str(self.task)
 
-    def begin(self, config: DataConfig) -> int:
+    def window_bos(self, config: DataConfig) -> int:
         return BOS_ID
 
-    def check(self, config: DataConfig) -> None:
+    def check_config(self, config: DataConfig) -> None:
+        """Raise `WakefulError` for a field that has no meaning for a task."""
         for name in ("validation_source", "max_bytes", "max_tokens", "keep_overlap", "tokenizer"):
             if getattr(config, name):
                 raise WakefulError(
@@ -135,10 +139,11 @@ class TaskData(Data):
 
 
 def task_of(source: str, *, imports: bool = False) -> Task | None:
-    """Return the task that a source names, as `backcopy` and `backcopy(triggers=2)` do.
+    """Return the task that a source such as "backcopy" or "backcopy(triggers=2)" names; None for a
+    source of text.
 
-    None where it names a text: a file is meant by what is neither a task's name nor a call.
-    `imports` is as for `build`.
+    A source that is not a known task's name is text if such a file exists, or if it is neither a
+    call nor of the form MODULE:NAME. `imports` allows importing the task's module.
     """
     match = _EXPRESSION.fullmatch(source)
     if match is None or source.startswith(HUB_PREFIX) or match[1] == MIXTURE:
@@ -147,9 +152,9 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
     is_file = os.path.exists(expand_home(source))
     if not is_task and (is_file or (not match[2] and ":" not in match[1])):
         return None
-    return _built(source, imports)
+    return _build_task(source, imports)
 
 
 @functools.cache
-def _built(source: str, imports: bool) -> Task:
+def _build_task(source: str, imports: bool) -> Task:
     return build("data.tasks", source, imports=imports)
