@@ -32,7 +32,7 @@ SHAPES: list[dict[str, Any]] = [
 def activations(
     decoder: Decoder, layer: int, tokens: Tensor = TOKENS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a layer's `down` reads and gives, and what the layer puts out."""
+    """Return the input and the output of a layer's `down`, and the output of the layer."""
     actual: list[Tensor] = []
     block = decoder.blocks[layer]
     down = block.get_submodule("mlp.down")
@@ -45,23 +45,23 @@ def activations(
         decoder.hidden(tokens)
     for handle in handles:
         handle.remove()
-    hidden, made, out = actual
-    return hidden, made, out
+    hidden, feed_forward_output, out = actual
+    return hidden, feed_forward_output, out
 
 
 def problem(
     heir: Decoder, reference: Decoder, options: BridgeConfig, after: int = 0, last: int = 2
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return features, targets, token weights and the first token's equation, by definition."""
-    hidden, made, out = activations(heir, after)
+    hidden, feed_forward_output, out = activations(heir, after)
     y = activations(reference, last)[2]
-    f = made if options.map == "output" else hidden
+    f = feed_forward_output if options.map == "output" else hidden
     if heir.config.bias:
         f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
     x1, y1 = out[:, 0].mean(0), y[:, 0].mean(0)
-    first = y1 * (x1.norm() / y1.norm()).sqrt() - (out - made)[:, 0].mean(0)
+    first = y1 * (x1.norm() / y1.norm()).sqrt() - (out - feed_forward_output)[:, 0].mean(0)
     start = 0 if options.first == "in" else 1
-    z = y - (out - made)
+    z = y - (out - feed_forward_output)
     rows = y[:, start:].flatten(0, 1).norm(dim=1)
     weights = 1 / rows if options.weigh == "relative" else torch.ones_like(rows)
     return (
@@ -69,7 +69,9 @@ def problem(
     )  # fmt: skip
 
 
-def least(heir: Decoder, reference: Decoder, options: BridgeConfig) -> tuple[Tensor, Tensor | None]:
+def solve_by_definition(
+    heir: Decoder, reference: Decoder, options: BridgeConfig
+) -> tuple[Tensor, Tensor | None]:
     """Return W_down and its bias by `torch.linalg.lstsq`, without a normal equation."""
     f, z, w, f1, z1 = problem(heir, reference, options)
     f, z = f * w.unsqueeze(1), z * w.unsqueeze(1)
@@ -111,7 +113,7 @@ def test_a_bridge_is_the_least_squares_solution(
     reference = tiny_decoder(**shape)
     heir = inherit_blocks(reference, LAYERS)
     with torch.no_grad():
-        weight, bias = least(heir, reference, options)
+        weight, bias = solve_by_definition(heir, reference, options)
     before = {name: p.clone() for name, p in heir.named_parameters()}
     originals = {name: p.clone() for name, p in reference.named_parameters()}
     (actual,) = bridge(heir, reference, LAYERS, TOKENS, options)
@@ -147,23 +149,25 @@ def test_the_first_token_is_constrained_where_it_would_be_turned(inside: bool) -
     with torch.no_grad():
         if inside:  # layer 1 adds 5,000 to one channel of the first token, and little to others
             hidden = activations(reference, 1, tokens)[0]
-            others, first = hidden[:, 1:].flatten(0, 1), hidden[0, 0]
-            reads = torch.linalg.solve(others.T @ others, first)
+            later_states, first = hidden[:, 1:].flatten(0, 1), hidden[0, 0]
+            reads = torch.linalg.solve(later_states.T @ later_states, first)
             down = reference.blocks[1].get_submodule("mlp.down").get_parameter("weight")
             down += torch.outer(length, reads / (reads @ first))
         else:
             reference.embed.weight[0] += length
-    plain, apart, out = (inherit_blocks(reference, LAYERS) for _ in range(3))
-    bridge(apart, reference, LAYERS, tokens, BridgeConfig(first="apart"))
+    plain, constrained, out = (inherit_blocks(reference, LAYERS) for _ in range(3))
+    bridge(constrained, reference, LAYERS, tokens, BridgeConfig(first="apart"))
     bridge(out, reference, LAYERS, tokens, BridgeConfig(first="out"))
-    x, made, lost = (activations(each, 0, tokens)[2] for each in (plain, apart, out))
+    x, constrained_states, lost = (
+        activations(model, 0, tokens)[2] for model in (plain, constrained, out)
+    )
     y = activations(reference, 2, tokens)[2][0, 0]
     if inside:
         assert torch.cosine_similarity(lost[0, 0], y, dim=0) < 0.5
-        torch.testing.assert_close(made[0, 0], y * (x[0, 0].norm() / y.norm()).sqrt())
+        torch.testing.assert_close(constrained_states[0, 0], y * (x[0, 0].norm() / y.norm()).sqrt())
     else:
         assert torch.cosine_similarity(lost[0, 0], y, dim=0) > 0.99
-        assert torch.equal(made, lost)
+        assert torch.equal(constrained_states, lost)
 
 
 def test_gaps_lie_between_neighbors_and_behind_the_last() -> None:
@@ -205,28 +209,28 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
     reference = tiny_decoder(num_layers=6)
     layers = LayerMap((0, 2, 4), "alternate")
     options = BridgeConfig(first=first, ridge=1e-4)
-    whole = inherit_blocks(reference, layers)
-    actual = bridge(whole, reference, layers, TOKENS, options)
+    heir = inherit_blocks(reference, layers)
+    actual = bridge(heir, reference, layers, TOKENS, options)
     assert [(b.after, b.first, b.last) for b in actual] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
     steps = inherit_blocks(reference, layers)
-    for gap, one in zip(find_gaps(layers, 6), actual, strict=True):
-        assert alone(steps, reference, gap, options) == one
-    for name, parameter in whole.named_parameters():
+    for gap, single_bridge in zip(find_gaps(layers, 6), actual, strict=True):
+        assert alone(steps, reference, gap, options) == single_bridge
+    for name, parameter in heir.named_parameters():
         assert torch.equal(parameter, steps.get_parameter(name)), name
     # In another order the last is solved on a stream that it does not have later.
     wrong = inherit_blocks(reference, layers)
     for gap in reversed(find_gaps(layers, 6)):
         alone(wrong, reference, gap, options)
-    assert not torch.allclose(wrong(TOKENS), whole(TOKENS))
+    assert not torch.allclose(wrong(TOKENS), heir(TOKENS))
 
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = tiny_decoder()
-    one, other = inherit_blocks(reference, LAYERS), inherit_blocks(reference, LAYERS)
-    bridge(one, reference, LAYERS, TOKENS)
+    first_heir, second_heir = inherit_blocks(reference, LAYERS), inherit_blocks(reference, LAYERS)
+    bridge(first_heir, reference, LAYERS, TOKENS)
     monkeypatch.setattr("wakeful.inheritance.stream._TOKENS_PER_BATCH", 25)
-    bridge(other, reference, LAYERS, TOKENS)
-    torch.testing.assert_close(one(TOKENS), other(TOKENS), rtol=1e-6, atol=1e-6)
+    bridge(second_heir, reference, LAYERS, TOKENS)
+    torch.testing.assert_close(first_heir(TOKENS), second_heir(TOKENS), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("first", ["apart", "out", "in"])
@@ -237,13 +241,13 @@ def test_documents_of_a_row_are_bridged_as_rows_of_their_own(
     reference, alone = tiny_decoder(**shape), some_tokens(8, 7)
     together, numbers = alone.view(4, 14), torch.arange(14).expand(4, -1) // 7
     options = BridgeConfig(first=first)
-    one, other, crossed = (inherit_blocks(reference, LAYERS) for _ in range(3))
-    bridge(one, reference, LAYERS, alone, options)
-    bridge(other, reference, LAYERS, together, options, documents=numbers)
+    first_heir, second_heir, crossed = (inherit_blocks(reference, LAYERS) for _ in range(3))
+    bridge(first_heir, reference, LAYERS, alone, options)
+    bridge(second_heir, reference, LAYERS, together, options, documents=numbers)
     bridge(crossed, reference, LAYERS, together, options)
     with torch.no_grad():
-        torch.testing.assert_close(one(alone), other(alone), rtol=1e-6, atol=1e-6)
-        assert not torch.allclose(one(alone), crossed(alone), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(first_heir(alone), second_heir(alone), rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(first_heir(alone), crossed(alone), rtol=1e-3, atol=1e-3)
 
 
 def test_no_bridge_changes_nothing() -> None:
@@ -291,10 +295,10 @@ def test_float32_solves_as_float64_does(
         heir = inherit_blocks(reference, ONE_GAP)
         (bridged,) = bridge(heir, reference, ONE_GAP, TOKENS, options)
         actual.append((heir.get_parameter("blocks.0.mlp.down.weight").double(), bridged))
-    (single, one), (double, other) = actual
+    (single, single_state), (double, double_state) = actual
     torch.testing.assert_close(single, double, rtol=1e-3, atol=1e-5)
-    assert one.error == pytest.approx(other.error, rel=1e-4)
-    assert one.plain == pytest.approx(other.plain, rel=1e-4)
+    assert single_state.error == pytest.approx(double_state.error, rel=1e-4)
+    assert single_state.plain == pytest.approx(double_state.plain, rel=1e-4)
 
 
 def test_what_is_left_of_a_layer_is_without_what_its_matrix_put_out_in_mixed_precision() -> None:
@@ -302,14 +306,16 @@ def test_what_is_left_of_a_layer_is_without_what_its_matrix_put_out_in_mixed_pre
     context = torch.autocast("cpu", dtype=torch.bfloat16)
     stream = TextStream(decoder, TOKENS, autocast=context)
     with torch.no_grad():
-        for read, made, put_out in stream.activations():
-            assert (read.dtype, made.dtype, put_out.dtype) == (
+        for read, feed_forward_output, put_out in stream.activations():
+            assert (read.dtype, feed_forward_output.dtype, put_out.dtype) == (
                 torch.bfloat16, torch.bfloat16, torch.float32,
             )  # fmt: skip
             with context:
                 again = stream.blocks[0].mlp.down(read)
-            assert torch.equal(made, again)
-            assert not torch.equal(made.float(), read.float() @ stream.blocks[0].mlp.down.weight.T)
+            assert torch.equal(feed_forward_output, again)
+            assert not torch.equal(
+                feed_forward_output.float(), read.float() @ stream.blocks[0].mlp.down.weight.T
+            )
 
 
 def test_products_are_whole_whatever_is_allowed_elsewhere() -> None:

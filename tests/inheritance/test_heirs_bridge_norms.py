@@ -27,7 +27,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def activations(decoder: Decoder, layer: int) -> dict[str, Tensor]:
-    """Return what a layer's `down` reads (h), gives (v), what is added (n) and put out (out)."""
+    """Return a layer's output (out), its `down`'s input (h) and output (v), and the addend (n)."""
     actual: dict[str, Tensor] = {}
     block = decoder.blocks[layer]
     down, norm = block.get_submodule("mlp.down"), block.get_submodule("mlp_output_norm")
@@ -86,10 +86,10 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
     (actual,) = bridge(heir, reference, LAYERS, TOKENS, options)
 
     with torch.no_grad():
-        made = rows(activations(heir, 0)["v"], first)
+        outputs = rows(activations(heir, 0)["v"], first)
         old = rows(v, first) if solve == "output" else rows(before["h"], first)
         expected = old @ solution[:size] + (solution[size] if bias else 0)
-    torch.testing.assert_close(made, expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(outputs, expected, rtol=1e-6, atol=1e-8)
     # The scale: the least of what is left, one number a channel or one for all.
     now = activations(heir, 0)
     new = norm.get_parameter("weight").detach()
@@ -97,10 +97,10 @@ def test_the_matrix_and_then_the_scale_are_least_squares_solutions(
     z = rows(y - (now["out"] - now["n"]) - shift, first) * w.unsqueeze(1)
     if len(new) == 1:
         n, z = n.reshape(-1, 1), z.reshape(-1, 1)
-    least = torch.stack(
+    minimum = torch.stack(
         [torch.linalg.lstsq(n[:, [c]], z[:, [c]]).solution.squeeze() for c in range(n.shape[1])]
     )
-    torch.testing.assert_close(new, least.detach(), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(new, minimum.detach(), rtol=1e-7, atol=1e-9)
     # What is said of it is what the heir does on the same text.
     x, y = (rows(part, first) for part in (now["out"], y))
     for bridged, out in ((actual.error, x), (actual.plain, rows(before["out"], first))):

@@ -65,25 +65,27 @@ def test_several_runs_are_those_with_the_least_sum() -> None:
     points = torch.randn(10, 4, dtype=torch.float64).cumsum(0)
     angles = torch.cdist(points, points).tolist()
     for gaps in (1, 2, 3):
-        for kept in range(2, 10):
+        for num_layers in range(2, 10):
             # By definition: every way to leave so many of the layers 1 to 7 out.
             sums = {
                 left_out: sum(angles[start][stop] for start, stop in runs)
-                for left_out in itertools.combinations(range(1, 8), 9 - kept)
+                for left_out in itertools.combinations(range(1, 8), 9 - num_layers)
                 if len(runs := runs_of(left_out)) <= gaps
             }
-            least = min(sums, key=lambda layers: sums[layers])
-            actual = choose_layers(angles, kept, gaps=gaps).sources
-            assert sorted({*range(9)} - {*least}) == list(actual)
-            order = growth_order(angles, kept, gaps=gaps)
+            best_layers = min(sums, key=lambda layers: sums[layers])
+            actual = choose_layers(angles, num_layers, gaps=gaps).sources
+            assert sorted({*range(9)} - {*best_layers}) == list(actual)
+            order = growth_order(angles, num_layers, gaps=gaps)
             assert sorted(order) == list(range(9))
             # Each layer that grows back is the end of a run, the one that leaves the least turn.
-            for number in range(kept, 9):
+            for number in range(num_layers, 9):
                 sums = {}
                 missing = sorted(order[number:])
                 for start, stop in runs_of(missing):
                     for layer in {start, stop - 1}:
-                        rest = runs_of([other for other in missing if other != layer])
+                        rest = runs_of(
+                            [dropped_layer for dropped_layer in missing if dropped_layer != layer]
+                        )
                         sums[layer] = sum(angles[low][high] for low, high in rest)
                 assert sums[order[number]] == pytest.approx(min(sums.values()))
 

@@ -160,7 +160,7 @@ def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"route": "svformer"}, "value projections of the target's layers 1–2 are lost"),
         ({"route": "cla"}, "key projections of the target's layers 1 are lost"),
@@ -171,9 +171,9 @@ def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, 
         ({"normalizer": "softmax1"}, "softmax1 takes a share from every weight"),
     ],
 )
-def test_what_cannot_start_unchanged_is_named(options: dict, said: str) -> None:
+def test_what_cannot_start_unchanged_is_named(options: dict, message: str) -> None:
     reference = tiny_decoder()
-    assert any(said in text for text in departures(reference, first(3, of=4), **options))
+    assert any(message in text for text in departures(reference, first(3, of=4), **options))
     heir = inherit_blocks(reference, first(3, of=4), **options)
     assert not torch.allclose(heir(TOKENS), inherit_blocks(reference, first(3, of=4))(TOKENS))
 
@@ -212,9 +212,9 @@ def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
     # A block that was first in the reference has no row; it starts plain.
     twice = inherit_blocks(reference, TWICE)
     assert twice.route.get_parameter("weights")[1].tolist() == [0.0, 1.0]
-    gone = departures(reference, first(2, of=4), route="own", normalizer="softmax")
-    assert len(gone) == 2
-    assert all("is gone" in text for text in gone)
+    changes = departures(reference, first(2, of=4), route="own", normalizer="softmax")
+    assert len(changes) == 2
+    assert all("is gone" in text for text in changes)
 
 
 def test_value_embeddings_start_at_zero_and_stay_where_they_were() -> None:
@@ -227,8 +227,8 @@ def test_value_embeddings_start_at_zero_and_stay_where_they_were() -> None:
     reference = tiny_decoder(route=route)
     for part in ("tables", "gates"):
         name = f"route.{part}.1.weight"
-        kept = inherit_blocks(reference, first(2, of=4)).get_parameter(name)
-        assert torch.equal(kept, reference.get_parameter(name))
+        inherited = inherit_blocks(reference, first(2, of=4)).get_parameter(name)
+        assert torch.equal(inherited, reference.get_parameter(name))
     with pytest.raises(WakefulError, match=r"gives layer 1 no table, and the layer 1"):
         inherit_blocks(reference, first(3, of=4))
 
@@ -241,8 +241,10 @@ def test_what_depends_on_the_layers_number_stays_there() -> None:
     with pytest.raises(WakefulError, match=r"layer 1 cannot inherit what layer 2 has learned"):
         inherit_blocks(reference, named_layers([0, 2, 3], of=4))
     exclusive = tiny_decoder(route="xsa")
-    kept = inherit_blocks(exclusive, named_layers([0, 2], of=4)).get_parameter("route.strengths")
-    assert torch.equal(kept, exclusive.get_parameter("route.strengths")[[0, 2]])
+    inherited = inherit_blocks(exclusive, named_layers([0, 2], of=4)).get_parameter(
+        "route.strengths"
+    )
+    assert torch.equal(inherited, exclusive.get_parameter("route.strengths")[[0, 2]])
 
 
 def test_plus_keeps_every_kept_layers_weight() -> None:
@@ -264,9 +266,9 @@ def test_dense_and_denseformer_weights_follow_their_layers() -> None:
     with pytest.raises(WakefulError, match="in their order and once each"):
         inherit_blocks(dense, TWICE)
     former = tiny_decoder(depth="denseformer")
-    kept = inherit_blocks(former, first(2, of=4))
+    smaller = inherit_blocks(former, first(2, of=4))
     assert torch.equal(
-        kept.depth.get_parameter("weights.2"), former.depth.get_parameter("weights.2")
+        smaller.depth.get_parameter("weights.2"), former.depth.get_parameter("weights.2")
     )
     with pytest.raises(WakefulError, match="only the first layers"):
         inherit_blocks(former, LAST)
@@ -281,7 +283,7 @@ def by_number(decoder: Decoder) -> dict[tuple[str, int, str], Tensor]:
             if number:
                 actual[kind, int(number[0]), ".".join(number[1:])] = parameter
             else:
-                actual |= {(kind, row, ""): each for row, each in enumerate(parameter)}
+                actual |= {(kind, row, ""): weights for row, weights in enumerate(parameter)}
     return actual
 
 
@@ -330,9 +332,9 @@ def test_mudd_keeps_what_sums_as_many_blocks() -> None:
     out = heir.get_parameter("depth.out.2")
     assert out.shape == (3, 3)
     assert not out.any()
-    for others in (LAST, named_layers([0, 2, 3], of=4)):
+    for layers in (LAST, named_layers([0, 2, 3], of=4)):
         with pytest.raises(WakefulError, match="only the first layers"):
-            inherit_blocks(reference, others)
+            inherit_blocks(reference, layers)
 
 
 def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
@@ -367,9 +369,11 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
     if copy == "mlp":
         random_part = "blocks.0.attention.out.weight"
         again = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=7)
-        other = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
+        second_heir = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
         assert torch.equal(heir.get_parameter(random_part), again.get_parameter(random_part))
-        assert not torch.equal(heir.get_parameter(random_part), other.get_parameter(random_part))
+        assert not torch.equal(
+            heir.get_parameter(random_part), second_heir.get_parameter(random_part)
+        )
         assert not torch.equal(heir.get_parameter(random_part), fresh.get_parameter(random_part))
 
 

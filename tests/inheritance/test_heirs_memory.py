@@ -1,4 +1,4 @@
-"""What an heir takes in memory while it is made, counted tensor by tensor."""
+"""Memory that building an heir takes, counted tensor by tensor."""
 
 import weakref
 from typing import Any
@@ -23,10 +23,10 @@ class Bytes(TorchDispatchMode):
     Those of the model `given` are there already.
     """
 
-    def __init__(self, given: Decoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in given.state_dict().values()}
+        self._known = {tensor.untyped_storage()._cdata for tensor in decoder.state_dict().values()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -36,16 +36,16 @@ class Bytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        place, size = storage._cdata, storage.nbytes()
-        if place in self._known:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._known:
             return
-        self._known.add(place)
+        self._known.add(address)
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, place, size)
+        weakref.finalize(storage, self._drop, address, size)
 
-    def _drop(self, place: int, size: int) -> None:
-        self._known.discard(place)
+    def _drop(self, address: int, size: int) -> None:
+        self._known.discard(address)
         self.now -= size
 
 
@@ -55,19 +55,19 @@ def test_matrices_made_later_are_those_made_at_once(
     folder: str, expression: str, tied: bool
 ) -> None:
     config = tiny_config(tied=tied, **{FIELD[folder]: expression})
-    whole = initialize(Decoder(config), 3)
+    reference = initialize(Decoder(config), 3)
     with without_matrices():
         later = Decoder(config)
     left_out = {name for name, parameter in later.named_parameters() if parameter.is_meta}
     assert {"embed.weight", "blocks.0.attention.out.weight"} <= left_out
     fill(initialize(later, 3), 3)
-    for (name, actual), (other, expected) in zip(
-        later.state_dict().items(), whole.state_dict().items(), strict=True
+    for (name, actual), (expected_name, expected) in zip(
+        later.state_dict().items(), reference.state_dict().items(), strict=True
     ):
-        assert name == other
+        assert name == expected_name
         assert torch.equal(actual, expected), name
     for (name, actual), (_, expected) in zip(
-        later.named_buffers(), whole.named_buffers(), strict=True
+        later.named_buffers(), reference.named_buffers(), strict=True
     ):
         assert torch.equal(actual, expected), name
     assert (later.head.weight is later.embed.weight) == tied
@@ -81,10 +81,10 @@ def test_what_is_not_inherited_starts_as_in_a_new_model(copy: Any) -> None:
     heir = inherit_blocks(reference, first(3, of=4), copy=copy, route="resformer", seed=5)
     new = initialize(Decoder(heir.config), 5)
     both = ("attention", "mlp")
-    taken = dict.fromkeys(("all", "without_norms", "blocks"), both).get(copy, (copy,))
+    copied_parts = dict.fromkeys(("all", "without_norms", "blocks"), both).get(copy, (copy,))
     for name, expected in new.blocks.named_parameters():
         half = name.split(".")[1].partition("_")[0]
-        if half not in taken and not name.endswith("norm.weight"):
+        if half not in copied_parts and not name.endswith("norm.weight"):
             assert torch.equal(heir.blocks.get_parameter(name), expected), name
     assert torch.equal(heir.embed.weight, new.embed.weight) == (copy == "blocks")
 

@@ -52,12 +52,12 @@ def quietly(name: str) -> Iterator[Display]:
     yield Display()
 
 
-def carry_out(*what, **how) -> FinishedStages:
-    return Seed(*what, **how).carry_out()
+def carry_out(*args, **kwargs) -> FinishedStages:
+    return Seed(*args, **kwargs).carry_out()
 
 
 @pytest.fixture
-def known(reference: Run) -> Model:
+def reference_model(reference: Run) -> Model:
     return read_decoder(reference.path)
 
 
@@ -89,46 +89,54 @@ def everything(outcome: FinishedStages) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def same(one: FinishedStages, other: FinishedStages) -> None:
-    actual, expected = everything(one), everything(other)
+def same(first: FinishedStages, second: FinishedStages) -> None:
+    actual, expected = everything(first), everything(second)
     assert actual.keys() == expected.keys()
     for name, tensors in actual.items():
         for key, tensor in tensors.items():
             assert torch.equal(tensor, expected[name][key]), f"{name}: {key}"
-    for a, b in zip((*one.rounds, *one.baselines), (*other.rounds, *other.baselines), strict=True):
+    for a, b in zip(
+        (*first.rounds, *first.baselines), (*second.rounds, *second.baselines), strict=True
+    ):
         assert a.loss == b.loss
 
 
 @pytest.mark.slow
 def test_it_grows_until_parity_and_no_further(
-    reference: Run, text: Path, known: Model, tmp_path: Path
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=3)
-    never = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
+    never = carry_out(
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+    )
     assert [finished.stage.layers for finished in never.rounds] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     target = never.rounds[1].loss
     assert never.rounds[0].loss > target
     # A loss that is met exactly is parity.
-    met = carry_out(recipe, known.decoder(), loss=target, out=tmp_path / "b", display=quietly)
+    met = carry_out(
+        recipe, reference_model.decoder(), loss=target, out=tmp_path / "b", display=quietly
+    )
     assert [finished.stage.name for finished in met.rounds] == ["heir-2", "heir-3"]
     beyond = dataclasses.replace(recipe, until="budget", rounds=2)
     target = never.rounds[0].loss  # met at once
     all_rounds = carry_out(
-        beyond, known.decoder(), loss=target, out=tmp_path / "c", display=quietly
+        beyond, reference_model.decoder(), loss=target, out=tmp_path / "c", display=quietly
     )
     assert len(all_rounds.rounds) == 2
 
 
 @pytest.mark.slow
 def test_a_round_restarts_from_the_reference(
-    reference: Run, text: Path, known: Model, tmp_path: Path
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2)
     keep = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9))
-    again = carry_out(keep, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
+    again = carry_out(
+        keep, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+    )
     start = load_file(again.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.up.weight"
-    assert torch.equal(start[name], known.decoder().get_parameter(name))
+    assert torch.equal(start[name], reference_model.decoder().get_parameter(name))
     assert [arm for arm, _ in arms(again)] == ["heir-2", "heir-3"]
     points = curve(again.rounds[1:])
     assert [point.step for point in points] == [0, 2, 4]
@@ -138,21 +146,23 @@ def test_a_round_restarts_from_the_reference(
 @pytest.mark.slow
 @pytest.mark.parametrize("bos", [False, True])
 def test_heirs_are_solved_on_windows_as_training_has_them(
-    reference: Run, text: Path, known: Model, tmp_path: Path, bos: bool
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path, bos: bool
 ) -> None:
     recipe = recipe_for(reference, text, bridge=BridgeConfig(tokens=2048))
     source = dataclasses.replace(recipe.data, bos=bos, max_tokens=1000)
     recipe = dataclasses.replace(
         recipe, data=source, train=dataclasses.replace(recipe.train, keep_checkpoints=9)
     )
-    done = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
+    done = carry_out(
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+    )
     data = PreparedData.open(source.source)
     tokens = torch.tensor(data.train.tokens[:992].tolist()).view(62, 16)
     if bos:
         tokens[:, 0] = data.tokenizer.start_token
     layers = LayerMap((0, 1), "first")
-    heir = inherit_blocks(known.decoder(), layers)
-    bridge(heir, known.decoder(), layers, tokens, recipe.bridge)
+    heir = inherit_blocks(reference_model.decoder(), layers)
+    bridge(heir, reference_model.decoder(), layers, tokens, recipe.bridge)
     start = load_file(done.rounds[0].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.down.weight"
     torch.testing.assert_close(start[name], heir.get_parameter(name).data)
@@ -160,11 +170,13 @@ def test_heirs_are_solved_on_windows_as_training_has_them(
 
 @pytest.mark.slow
 def test_baselines_take_the_same_steps_and_tokens(
-    reference: Run, text: Path, known: Model, tmp_path: Path
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path
 ) -> None:
     names = ("random", "reference")
     recipe = recipe_for(reference, text, baselines=names)
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly)
+    outcome = carry_out(
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly
+    )
     actual = dict(arms(outcome))
     assert list(actual) == ["heir-2", *names]
     for stages in actual.values():
@@ -188,7 +200,7 @@ def test_baselines_take_the_same_steps_and_tokens(
 
 
 class Killed(BaseException):
-    """What a test throws in the middle of a step, as a power failure would."""
+    """Exception that ends a run in the middle of a step, like a power failure."""
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +219,16 @@ def uncut(
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, 5, 7, 9, 11])
 def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
-    uncut: tuple[Recipe, FinishedStages], known: Model, tmp_path: Path, stop: int,
+    uncut: tuple[Recipe, FinishedStages], reference_model: Model, tmp_path: Path, stop: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    recipe, whole = uncut
-    real, seen = Batches.batch, [0]
+    recipe, uninterrupted = uncut
+    real, num_batches = Batches.batch, [0]
     out = tmp_path / "b c"
 
     def batch(self: Batches, step: int) -> torch.Tensor:
-        seen[0] += 1
-        if seen[0] == stop:
+        num_batches[0] += 1
+        if num_batches[0] == stop:
             if stop % 2:
                 raise Killed
             os.kill(os.getpid(), signal.SIGTERM)
@@ -225,24 +237,30 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(Batches, "batch", batch)
         with pytest.raises((Killed, Interrupted)) as ended:
-            carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, display=quietly)
+            carry_out(recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=out, display=quietly)
     if not stop % 2:
         assert f"wakeful inherit --resume '{out}'" in str(ended.value)
-    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=out, display=quietly)
-    same(whole, cut)
+    cut = carry_out(recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=out, display=quietly)
+    same(uninterrupted, cut)
 
 
 @pytest.mark.slow
 def test_a_recipe_cut_between_its_rounds_goes_on(
-    reference: Run, text: Path, known: Model, tmp_path: Path
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2)
-    whole = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly)
-    one = dataclasses.replace(recipe, rounds=1)
-    carry_out(one, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
+    uninterrupted = carry_out(
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+    )
+    first_round = dataclasses.replace(recipe, rounds=1)
+    carry_out(
+        first_round, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly
+    )
     stamp = (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns
-    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly)
-    same(whole, cut)
+    cut = carry_out(
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", display=quietly
+    )
+    same(uninterrupted, cut)
     assert (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns == stamp
 
 
@@ -291,7 +309,7 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     def windows(*losses: float) -> pl.DataFrame:
         return pl.DataFrame({"loss": losses, "tokens": [100] * len(losses)})
 
-    recipe, said = recipe_for(reference, text), budget_warnings
+    recipe, warnings_of = recipe_for(reference, text), budget_warnings
 
     def steps(count: int) -> Recipe:
         return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=count))
@@ -299,22 +317,22 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     sure, alone = windows(3.0, 3.1, 2.9), windows(3.0)
     # s = 1 over 4 windows: an error of 0.5, and 25 times the tokens for a fifth of it.
     unsure = windows(3 - 0.75**0.5, 3 + 0.75**0.5, 3 - 0.75**0.5, 3 + 0.75**0.5)
-    assert said(steps(20), sure) == []
-    (actual,) = said(steps(20), alone)
+    assert warnings_of(steps(20), sure) == []
+    (actual,) = warnings_of(steps(20), alone)
     assert "100 tokens in one window, which gives no error at all" in actual
     assert "; 320 tokens in 20 windows would (--validation_fraction, or a longer" in actual
-    (actual,) = said(steps(20), unsure)
+    (actual,) = warnings_of(steps(20), unsure)
     assert "± 0.50 nats" in actual
     assert "10,000 tokens would tell 0.1 nats (--validation_fraction" in actual
-    (actual,) = said(steps(4), sure)
+    (actual,) = warnings_of(steps(4), sure)
     assert "after 4 steps a model" in actual
     assert "20 are the fewest" in actual
 
 
-def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:
+def test_savings_are_counted_on_live_tensors(reference_model: Model, reference: Run) -> None:
     again = read_decoder(reference.path).decoder()
     sizes = footprints(
-        {"reference": known.decoder(), "again": again}, [1, 2, 3],
+        {"reference": reference_model.decoder(), "again": again}, [1, 2, 3],
         num_tokens=4, context=8,
     )  # fmt: skip
     size = sizes["reference"]
@@ -345,25 +363,25 @@ def test_every_baseline_is_checked_without_its_weights(reference: Run, name: str
 
 @pytest.mark.slow
 def test_growth_from_the_reference_costs_all_of_its_rounds(
-    reference: Run, text: Path, known: Model, tmp_path: Path
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=3, baselines=("random",), copy="mlp")
     recipe.check(4)
-    check_stages(recipe, known.decoder())
+    check_stages(recipe, reference_model.decoder())
     recipe = dataclasses.replace(
         recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=99)
     )
     outcome = carry_out(
-        recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", display=quietly
     )
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
     lines = {arm.arm: arm for arm in compare_arms(outcome, windows, IMPOSSIBLE)}
-    one = 4 * 2 * 16  # tokens of a round
+    tokens = 4 * 2 * 16  # of a round
     spent = {name: (arm.steps, arm.tokens, arm.all_steps, arm.all_tokens)
              for name, arm in lines.items()}  # fmt: skip
     assert spent == {
-        "heir-2": (4, one, 4, one), "heir-3": (4, one, 8, 2 * one),
-        "heir-4": (4, one, 12, 3 * one), "random": (4, one, 4, one),
+        "heir-2": (4, tokens, 4, tokens), "heir-3": (4, tokens, 8, 2 * tokens),
+        "heir-4": (4, tokens, 12, 3 * tokens), "random": (4, tokens, 4, tokens),
     }  # fmt: skip
     seconds = sum(finished.summary.seconds for finished in outcome.rounds)
     assert lines["heir-4"].all_seconds == pytest.approx(seconds)

@@ -1,4 +1,4 @@
-"""What the tests of faults share: runs that are killed, stopped or left alone."""
+"""Helpers of the tests of faults: runs that are killed, stopped or left alone."""
 
 import os
 import signal
@@ -60,10 +60,10 @@ def kill_and_resume(config: Config, folder: Path, kills: list[int]) -> Run:
     return train_run(Config(), folder / "run", resume=True)
 
 
-def assert_same(run: Run, whole: Run) -> None:
-    assert losses(run) == losses(whole)
-    assert [r["step"] for r in run.metrics()] == [r["step"] for r in whole.metrics()]
-    mine, expected = weights(run), weights(whole)
+def assert_same(run: Run, uninterrupted: Run) -> None:
+    assert losses(run) == losses(uninterrupted)
+    assert [r["step"] for r in run.metrics()] == [r["step"] for r in uninterrupted.metrics()]
+    mine, expected = weights(run), weights(uninterrupted)
     assert mine.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(mine[name], tensor), name

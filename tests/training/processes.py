@@ -50,7 +50,7 @@ def ended(process: subprocess.Popen[str], *, timeout: float = 240) -> tuple[int,
     return process.returncode, out, errors
 
 
-def said(text: str, verb: str = "train") -> list[str]:
+def error_lines(text: str, verb: str = "train") -> list[str]:
     """Return the lines that wakeful itself wrote as errors."""
     return [line for line in text.splitlines() if line.startswith(f"wakeful {verb}:")]
 
@@ -138,25 +138,25 @@ def main(job: Path) -> None:
     from wakeful.training.loop import Initial, train_run
 
     with join_processes() as world:
-        for one in json.loads(job.read_text()):
-            config = config_from_table(one["config"]) if one["config"] else Config()
+        for call in json.loads(job.read_text()):
+            config = config_from_table(call["config"]) if call["config"] else Config()
             with contextlib.ExitStack() as stack:
-                if one["stop"]:
-                    stack.enter_context(stopped_at(one["stop"]))
-                if one["nan"]:
-                    stack.enter_context(bad_batch(*one["nan"]))
+                if call["stop"]:
+                    stack.enter_context(stopped_at(call["stop"]))
+                if call["nan"]:
+                    stack.enter_context(bad_batch(*call["nan"]))
                 initial = None
-                if one["initial"]:
-                    decoder = read_decoder(one["initial"], dtype="auto").decoder()
+                if call["initial"]:
+                    decoder = read_decoder(call["initial"], dtype="auto").decoder()
                     if not world.first:  # the first one's weights are those that count
                         state = decoder.state_dict()
                         decoder.load_state_dict({k: torch.zeros_like(t) for k, t in state.items()})
-                    initial = Initial(decoder, {"from": one["initial"]})
+                    initial = Initial(decoder, {"from": call["initial"]})
                 try:
-                    train_run(config, one["out"], resume=one["resume"], initial=initial)
+                    train_run(config, call["out"], resume=call["resume"], initial=initial)
                 except WakefulError as error:
                     if world.first:
-                        Path(one["out"] + ".error").write_text(str(error))
+                        Path(call["out"] + ".error").write_text(str(error))
             world.gather("done")
 
 

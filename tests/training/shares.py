@@ -26,7 +26,7 @@ CASES: dict[str, TomlTable] = {
 }  # fmt: skip
 """Configurations trained on one process, on shares and on replicas."""
 SUMS = {"float32": 1e-6, "float64": 1e-12}
-"""How far sums in another order may be: relative, for losses and gradient norms."""
+"""Relative tolerances of losses and gradient norms for sums in another order."""
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,9 @@ def alone(folder: Path, name: str) -> Run:
     return Run.open(path) if path.exists() else train_run(config_of(folder, CASES[name]), path)
 
 
-def assert_alike(run: Run, one: Run, tolerance: float) -> None:
+def assert_alike(run: Run, single_process: Run, tolerance: float) -> None:
     """Check that all figures of a run are those of another to a relative tolerance."""
-    mine, expected = run.metrics(), one.metrics()
+    mine, expected = run.metrics(), single_process.metrics()
     assert [(row["kind"], row["step"]) for row in mine] == [
         (row["kind"], row["step"]) for row in expected
     ]

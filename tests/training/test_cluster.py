@@ -68,7 +68,7 @@ class Job:
 
 
 class Submitit:
-    """Stands in for submitit: runs what is submitted when its result is asked for."""
+    """A fake submitit, which runs a submitted call when its result is asked for."""
 
     def __init__(self, fails: dict[str, int]) -> None:
         self.fails, self.jobs, self.most = fails, list[Job](), 0
@@ -86,16 +86,16 @@ class Submitit:
     def update_parameters(self, **kwargs: Any) -> None:
         self.parameters.append(kwargs)
 
-    def submit(self, work: Any, *given: Any) -> Job:
+    def submit(self, work: Any, *args: Any) -> Job:
         under_way = sum(job.looks < 2 for job in self.jobs)
         self.most = max(self.most, under_way + 1)
 
         def worked() -> str:
-            (_, *_, place) = given[0]  # the row's call
-            if self.fails.get(place, 0):
-                self.fails[place] -= 1
+            (_, *_, folder) = args[0]  # the row's call
+            if self.fails.get(folder, 0):
+                self.fails[folder] -= 1
                 raise OSError("Job not requeued because: the machine is gone")
-            return work(*given)
+            return work(*args)
 
         self.jobs.append(Job(worked))
         return self.jobs[-1]
@@ -107,10 +107,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit:
-    made = Submitit(fails)
+    submitit = Submitit(fails)
     monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
-    monkeypatch.setitem(sys.modules, "submitit", made)  # pyright: ignore[reportArgumentType]
-    return made
+    monkeypatch.setitem(sys.modules, "submitit", submitit)  # pyright: ignore[reportArgumentType]
+    return submitit
 
 
 def rows(text: Path, tmp_path: Path, count: int) -> list[Work]:
@@ -123,16 +123,20 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three = rows(text, tmp_path, 3)
-    made = stand_in(monkeypatch, {str(three[0].folder): 1})
+    submitit = stand_in(monkeypatch, {str(three[0].folder): 1})
     train_row(*three[2].call[1:])  # is there already
     notes = Notes()
     distribute_work(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
     assert all(row.done for row in three)
-    assert made.engine == "local"
-    assert made.folder.parent == tmp_path / "out" / "jobs"
-    assert made.most == 2
-    assert len(made.jobs) == 3  # two rows, and one again
-    gpus = [each["visible_gpus"] for each in made.parameters if "visible_gpus" in each]
+    assert submitit.engine == "local"
+    assert submitit.folder.parent == tmp_path / "out" / "jobs"
+    assert submitit.most == 2
+    assert len(submitit.jobs) == 3  # two rows, and one again
+    gpus = [
+        parameters["visible_gpus"]
+        for parameters in submitit.parameters
+        if "visible_gpus" in parameters
+    ]
     assert gpus[:2] == [[0, 1], [2, 3]]
     assert "row 0: its job ended (Job not requeued because: the machine is gone)" in notes.lines[0]
     assert sum("is done" in line for line in notes.lines) == 2
@@ -141,16 +145,16 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
 def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = rows(text, tmp_path, 2)
-    (one.folder).mkdir(parents=True)
-    (one.folder / "mine.txt").write_text("mine")
-    made = stand_in(monkeypatch, {})
+    first, second = rows(text, tmp_path, 2)
+    (first.folder).mkdir(parents=True)
+    (first.folder / "mine.txt").write_text("mine")
+    submitit = stand_in(monkeypatch, {})
     with pytest.raises(WakefulError, match=r"row 0: .*exists"):
-        distribute_work([one, other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
-    assert made.jobs[1].cancelled
-    made = stand_in(monkeypatch, {str(other.folder): 9})
+        distribute_work([first, second], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+    assert submitit.jobs[1].cancelled
+    submitit = stand_in(monkeypatch, {str(second.folder): 9})
     with pytest.raises(WakefulError, match="row 1: 3 jobs in a row ended before they had saved"):
-        distribute_work([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+        distribute_work([second], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
 
 
 def test_a_row_that_is_stopped_goes_on_before_the_rest(
@@ -173,9 +177,9 @@ def test_what_waits_for_another_begins_after_it(
     notes = Notes()
     first = Piece("first", tmp_path / "first", fault="it broke")
     heir = Piece("heir", tmp_path / "heir", after=("first",))
-    other = Piece("other", tmp_path / "other")
+    second = Piece("other", tmp_path / "other")
     where = cluster_of("slurm(workers=1)")
-    faults = distribute_work([heir, first, other], where, tmp_path, notes, may_fail=True)
+    faults = distribute_work([heir, first, second], where, tmp_path, notes, may_fail=True)
     assert faults == {"first": "it broke"}
     assert notes.lines == ["first: it broke; the others go on without it",
                            "heir is done (2 of 3)", "other is done (3 of 3)"]  # fmt: skip
@@ -209,66 +213,66 @@ class Piece(Work):
     """Work that fails, or is stopped so many times."""
 
     def __init__(
-        self, label: str, place: Path, after: tuple[str, ...] = (), fault: str = "", stops: int = 0
+        self, label: str, folder: Path, after: tuple[str, ...] = (), fault: str = "", stops: int = 0
     ) -> None:
-        super().__init__(label, place, (done_at, fault, stops, str(place)), after)
+        super().__init__(label, folder, (done_at, fault, stops, str(folder)), after)
 
     @property
     def done(self) -> bool:
         return (self.folder / "done").exists()
 
 
-def done_at(fault: str, stops: int, place: str) -> JobResult:
+def done_at(fault: str, stops: int, folder: str) -> JobResult:
     if fault:
         return JobResult(fault)
-    Path(place).mkdir(exist_ok=True)
-    tries = len([*Path(place).glob("try-*")])
+    Path(folder).mkdir(exist_ok=True)
+    tries = len([*Path(folder).glob("try-*")])
     if tries < stops:
-        (Path(place) / f"try-{tries}").touch()
+        (Path(folder) / f"try-{tries}").touch()
         return JobResult("it was stopped", stopped=True)
-    (Path(place) / "done").touch()
+    (Path(folder) / "done").touch()
     return JobResult()
 
 
 class Preempted(Work):
     """Work whose every job but the last is ended, having saved a step."""
 
-    def __init__(self, label: str, place: Path) -> None:
-        super().__init__(label, place, (step, str(place)))
+    def __init__(self, label: str, folder: Path) -> None:
+        super().__init__(label, folder, (step, str(folder)))
 
     @property
     def done(self) -> bool:
         return (self.folder / "step-5").is_dir()
 
 
-def step(place: str) -> JobResult:
-    saved = [*Path(place).glob("step-*")]
-    for each in saved:  # old ones are pruned
-        each.rmdir()
-    (Path(place) / f"step-{len(saved) and int(saved[0].name[-1]) + 1}").mkdir(parents=True)
-    done = (Path(place) / "step-5").is_dir()
+def step(folder: str) -> JobResult:
+    saved = [*Path(folder).glob("step-*")]
+    for saved_step in saved:  # old ones are pruned
+        saved_step.rmdir()
+    (Path(folder) / f"step-{len(saved) and int(saved[0].name[-1]) + 1}").mkdir(parents=True)
+    done = (Path(folder) / "step-5").is_dir()
     return JobResult() if done else JobResult("it was stopped", stopped=True)
 
 
 def test_a_run_is_preempted_as_often_as_may_be_while_it_saves_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, work = stand_in(monkeypatch, {}), Preempted("mine", tmp_path / "mine")
+    submitit, work = stand_in(monkeypatch, {}), Preempted("mine", tmp_path / "mine")
     distribute_work([work], cluster_of("slurm(workers=1)"), tmp_path, Notes())
     assert work.done
-    assert len(made.jobs) == 6
+    assert len(submitit.jobs) == 6
 
 
 def test_sigterm_cancels_the_jobs(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = stand_in(monkeypatch, {})
+    submitit = stand_in(monkeypatch, {})
     mine = signal.getsignal(signal.SIGTERM)
     two = rows(text, tmp_path, 2)
     monkeypatch.setattr(cluster.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Interrupted, match="its jobs are canceled; give the same command again"):
         distribute_work(two, cluster_of("local(workers=2)"), tmp_path / "out", Notes())
-    assert [job.cancelled for job in made.jobs] == [True, True]
+    assert [job.cancelled for job in submitit.jobs] == [True, True]
     assert signal.getsignal(signal.SIGTERM) == mine
 
 
@@ -315,14 +319,16 @@ def test_a_row_that_diverges_does_not_end_the_others(
     notes = Notes()
 
     @contextlib.contextmanager
-    def shown(_: str) -> Iterator[Display]:
+    def open_display(_: str) -> Iterator[Display]:
         yield notes
 
     def compared(folder: str, resume: bool = False, **variants: Config) -> Run:
-        made = stand_in(monkeypatch, {})
-        run = train_variants(variants, tmp_path / folder, seeds=[0], display=shown, resume=resume,
-                      cluster="slurm(workers=2)")  # fmt: skip
-        assert len(made.jobs) <= len(variants)  # it would diverge again
+        submitit = stand_in(monkeypatch, {})
+        run = train_variants(
+            variants, tmp_path / folder, seeds=[0], display=open_display, resume=resume,
+            cluster="slurm(workers=2)",
+        )  # fmt: skip
+        assert len(submitit.jobs) <= len(variants)  # it would diverge again
         return run
 
     for resume in (False, True):
@@ -365,14 +371,14 @@ def workers_of(folder: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
-                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-                jobs = any(word.startswith(str(folder / "jobs")) for word in words)
-                if "submitit.core._submit" in words and jobs:
+                arguments = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                jobs = any(word.startswith(str(folder / "jobs")) for word in arguments)
+                if "submitit.core._submit" in arguments and jobs:
                     actual.append(int(entry.name))
     return actual
 
 
-def begun(text: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], list[Path]]:
+def start_comparison(text: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], list[Path]]:
     """Begin a comparison of two long rows; return its process and their logs, once both train."""
     config = tiny(text, train=SHORT | {"steps": 100_000, "checkpoint_every": 0})
     table = (
@@ -401,7 +407,7 @@ def test_workers_of_a_stopped_command_save_their_step(
     text: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
     pytest.importorskip("submitit")
-    process, logs = begun(text, tmp_path)
+    process, logs = start_comparison(text, tmp_path)
     if sent == signal.SIGINT:
         os.killpg(process.pid, sent)  # as a terminal does
     else:
@@ -420,7 +426,7 @@ def test_workers_of_a_stopped_command_save_their_step(
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
 def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    process, logs = begun(text, tmp_path)
+    process, logs = start_comparison(text, tmp_path)
     process.kill()
     process.communicate()
     until = time.monotonic() + 120
@@ -501,29 +507,31 @@ def test_two_workers_one_killed(
     def kill() -> None:
         until = time.monotonic() + 300
         while time.monotonic() < until and not killed:
-            begun = list(folder.glob("*/seed-*/checkpoints/*"))
-            if begun:
+            checkpoints = list(folder.glob("*/seed-*/checkpoints/*"))
+            if checkpoints:
                 for process in workers_of(folder)[:1]:
                     os.kill(process, signal.SIGKILL)
                     killed.append(process)
             time.sleep(0.02)
 
     @contextlib.contextmanager
-    def shown(_: str) -> Iterator[Display]:
+    def open_display(_: str) -> Iterator[Display]:
         yield notes
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    run = train_variants(variants, folder, seeds=[1], display=shown, cluster="local(workers=2)")
+    run = train_variants(
+        variants, folder, seeds=[1], display=open_display, cluster="local(workers=2)"
+    )
     thread.join()
     assert killed
     assert any("it goes on in another" in line for line in notes.lines), notes.lines
     assert run.header.status == "done"
     alone = {name: train_run(Run.open(folder / name / "seed-1").config, tmp_path / name)
              for name in variants}  # fmt: skip
-    for name, whole in alone.items():
+    for name, single_run in alone.items():
         actual, expected = (
-            load_file(checkpoint.newest_checkpoint(each.checkpoints) / "model.safetensors")
-            for each in (Run.open(folder / name / "seed-1"), whole)
+            load_file(checkpoint.newest_checkpoint(one_of_runs.checkpoints) / "model.safetensors")
+            for one_of_runs in (Run.open(folder / name / "seed-1"), single_run)
         )
         assert all(torch.equal(actual[key], expected[key]) for key in actual)

@@ -52,10 +52,10 @@ def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
         frames = []
         for name in ("plain", "cured"):
             path = run.path / name / f"seed-{seed}"
-            one = Run.open(path)
-            assert one.config.train.seed == seed
+            single_run = Run.open(path)
+            assert single_run.config.train.seed == seed
             frames.append(pl.read_parquet(path / "validation.parquet"))
-            first[name, seed] = one.metrics()[0]["loss"]
+            first[name, seed] = single_run.metrics()[0]["loss"]
         assert frames[0]["tokens"].equals(frames[1]["tokens"])
     assert first["plain", 3] != first["plain", 1]
 
@@ -102,14 +102,14 @@ def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
 def test_a_comparison_that_fails_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_variants(two(text), tmp_path / "whole", seeds=[0], display=silent)
-    begun: list[Path] = []
+    uninterrupted = train_variants(two(text), tmp_path / "whole", seeds=[0], display=silent)
+    folders: list[Path] = []
 
-    def fails_second(config: Config, place: Path, **options: object) -> Run:
-        begun.append(place)
-        if len(begun) == 2:
+    def fails_second(config: Config, run_folder: Path, **options: object) -> Run:
+        folders.append(run_folder)
+        if len(folders) == 2:
             raise WakefulError("the power is gone")
-        return train_run(config, place, **options)  # pyright: ignore[reportArgumentType]
+        return train_run(config, run_folder, **options)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(comparison, "train_run", fails_second)
     with pytest.raises(WakefulError, match="power"):
@@ -120,14 +120,14 @@ def test_a_comparison_that_fails_goes_on_where_it_was(
         train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent)
     run = train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent, resume=True)
     assert run.header.status == "done"
-    assert [place.parent.name for place in begun] == ["plain", "cured", "cured"]
+    assert [run_folder.parent.name for run_folder in folders] == ["plain", "cured", "cured"]
     assert files(tmp_path / "cut" / "plain") == before
     for name in ("plain", "cured"):
-        one, two_ = (
+        first, second = (
             pl.read_parquet(folder / name / "seed-0" / "validation.parquet")
-            for folder in (whole.path, run.path)
+            for folder in (uninterrupted.path, run.path)
         )
-        assert one.equals(two_)
+        assert first.equals(second)
 
 
 @pytest.mark.slow
@@ -149,9 +149,9 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
     assert Run.open(tmp_path / "cut" / "plain" / "seed-0").header.status == "stopped"
     resumed: list[bool] = []
 
-    def recorded(config: Config, place: Path, *, resume: bool, show: Display) -> Run:
+    def recorded(config: Config, folder: Path, *, resume: bool, show: Display) -> Run:
         resumed.append(resume)
-        return train_run(config, place, resume=resume, show=show)
+        return train_run(config, folder, resume=resume, show=show)
 
     monkeypatch.setattr(comparison, "train_run", recorded)
     train_variants(two(text), tmp_path / "cut", seeds=[0], display=silent, resume=True)
@@ -244,14 +244,14 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
 @pytest.mark.slow
 def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) -> None:
     rows = two(text) | {"third": dataclasses.replace(two(text)["cured"], name="third")}
-    whole = train_variants(rows, tmp_path / "whole", seeds=[0, 1], display=silent)
+    uninterrupted = train_variants(rows, tmp_path / "whole", seeds=[0, 1], display=silent)
     some = {name: rows[name] for name in ("plain", "cured")}
     train_variants(some, tmp_path / "cmp", seeds=[0], display=silent)
     before = files(tmp_path / "cmp" / "plain" / "seed-0")
-    one = {name: rows[name] for name in ("plain", "third")}
-    run = train_variants(one, tmp_path / "cmp", seeds=[0], display=silent, resume=True)
+    fewer_rows = {name: rows[name] for name in ("plain", "third")}
+    run = train_variants(fewer_rows, tmp_path / "cmp", seeds=[0], display=silent, resume=True)
     assert (run.header.variants, run.header.status) == (("plain", "cured", "third"), "done")
-    run = train_variants(one, tmp_path / "cmp", seeds=[1], display=silent, resume=True)
+    run = train_variants(fewer_rows, tmp_path / "cmp", seeds=[1], display=silent, resume=True)
     assert (run.header.seeds, run.header.status) == ((0, 1), "stopped")  # cured lacks its second
     run = train_variants(
         rows, tmp_path / "cmp", seeds=[0, 1], display=silent, resume=True, layouts=["own/arena"]
@@ -259,7 +259,9 @@ def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) ->
     assert (run.header.status, run.header.layouts) == ("done", ("own/arena",))
     assert files(tmp_path / "cmp" / "plain" / "seed-0") == before
     for path in ("third/seed-1", "cured/seed-1", "third/seed-0"):
-        frames = [pl.read_parquet(r.path / path / "validation.parquet") for r in (whole, run)]
+        frames = [
+            pl.read_parquet(r.path / path / "validation.parquet") for r in (uninterrupted, run)
+        ]
         assert frames[0].equals(frames[1])
 
 

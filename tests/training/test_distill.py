@@ -73,11 +73,13 @@ def predictions(*decoders: Decoder, documents: torch.Tensor | None) -> list[np.n
 @pytest.mark.parametrize("over", ["sum", "mean"])
 def test_the_loss_is_the_formula_of_what_both_models_predict(over: Over) -> None:
     student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
-    made = Distillation(student, teacher, DistillConfig(alpha=0.3, temperature=2.5, over=over))
+    distillation = Distillation(
+        student, teacher, DistillConfig(alpha=0.3, temperature=2.5, over=over)
+    )
     for documents in (DOCUMENTS, None):
-        ours, theirs = predictions(student, teacher, documents=documents)
-        expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, over)
-        actual = made.loss(TOKENS, other_targets(), documents=documents)
+        student_logits, teacher_logits = predictions(student, teacher, documents=documents)
+        expected = by_hand(student_logits, teacher_logits, other_targets().numpy(), 0.3, 2.5, over)
+        actual = distillation.loss(TOKENS, other_targets(), documents=documents)
         assert actual.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -96,8 +98,8 @@ def test_a_student_that_is_its_teacher_pays_only_cross_entropy() -> None:
     teacher = tiny_decoder()
     student = tiny_decoder()
     for over in ("sum", "mean"):
-        made = Distillation(student, teacher, DistillConfig(over=over))
-        loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+        distillation = Distillation(student, teacher, DistillConfig(over=over))
+        loss = distillation.loss(TOKENS[:, :-1], TOKENS[:, 1:])
         plain = student.loss(TOKENS[:, :-1], TOKENS[:, 1:])
         assert loss.item() == pytest.approx(0.6 * plain.item(), rel=1e-6)
     loss.backward()
@@ -107,20 +109,20 @@ def test_a_student_that_is_its_teacher_pays_only_cross_entropy() -> None:
 
 def test_the_gradient_points_to_the_teacher() -> None:
     teacher, student = tiny_decoder(seed=1), tiny_decoder(seed=2)
-    made = Distillation(student, teacher, DistillConfig(alpha=0.0))
-    before = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    distillation = Distillation(student, teacher, DistillConfig(alpha=0.0))
+    before = distillation.loss(TOKENS[:, :-1], TOKENS[:, 1:])
     before.backward()
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.sub_(parameter.grad, alpha=1e-4)
-    assert made.loss(TOKENS[:, :-1], TOKENS[:, 1:]) < before
+    assert distillation.loss(TOKENS[:, :-1], TOKENS[:, 1:]) < before
 
 
 def test_a_relaxed_prefix_is_left_out() -> None:
     teacher = tiny_decoder(relaxed_prefix=4)
     student = tiny_decoder(relaxed_prefix=4, seed=3)
-    made = Distillation(student, teacher, DistillConfig(alpha=1.0))
-    loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    distillation = Distillation(student, teacher, DistillConfig(alpha=1.0))
+    loss = distillation.loss(TOKENS[:, :-1], TOKENS[:, 1:])
     assert loss.item() == pytest.approx(student.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
 
 
@@ -128,10 +130,12 @@ def test_targets_that_the_teacher_sees_are_left_out() -> None:
     teacher, student = tiny_decoder(relaxed_prefix=4), tiny_decoder(seed=3)
     inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:].clone()
     options = {"alpha": 0.3, "temperature": 1.0}
-    left = targets.clone()
-    left[:, :3] = -100
+    remaining_targets = targets.clone()
+    remaining_targets[:, :3] = -100
     with torch.no_grad():
-        expected = distillation_loss(student(inputs), teacher(inputs), left, over="sum", **options)
+        expected = distillation_loss(
+            student(inputs), teacher(inputs), remaining_targets, over="sum", **options
+        )
         live = Distillation(student, teacher, DistillConfig(**options)).loss(inputs, targets)
     assert live.item() == pytest.approx(expected.item())
 
@@ -149,17 +153,17 @@ def test_a_configurations_loss_is_the_formula(over: str) -> None:
     distill = {"teacher": "given", "alpha": 0.3, "temperature": 2.0, "over": over}
     config = config_from_table({"train": {"distill": distill}})
     loss = make_loss(config, student, torch.device("cpu"), end_of_text=0, teacher=teacher)
-    actual, theirs = predictions(student, teacher, documents=None)
-    expected = by_hand(actual, theirs, other_targets().numpy(), 0.3, 2.0, over)
+    actual, teacher_logits = predictions(student, teacher, documents=None)
+    expected = by_hand(actual, teacher_logits, other_targets().numpy(), 0.3, 2.0, over)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("train", "place"),
+    ("train", "device_type"),
     [({}, "cpu"), ({"parallel": "ddp"}, "meta")],
 )
 def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
-    train: dict, place: str, monkeypatch: pytest.MonkeyPatch
+    train: dict, device_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Mock()
     read.return_value.decoder.return_value = tiny_decoder(seed=1)
@@ -170,8 +174,8 @@ def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
     config = config_from_table({"train": merged({"distill": lesson}, train)})
     device = torch.device("meta")  # in the place of an accelerator
     make_loss(config, tiny_decoder(seed=2), device, World(size=2), end_of_text=0)
-    assert read.call_args.kwargs["device"].type == place
-    assert shared.called == (place == "cpu")
+    assert read.call_args.kwargs["device"].type == device_type
+    assert shared.called == (device_type == "cpu")
 
 
 @pytest.mark.parametrize("over", ["sum", "mean"])
@@ -187,6 +191,6 @@ def test_a_teachers_padded_rows_are_left_out(over: str) -> None:
     })  # fmt: skip
     loss = make_loss(config, student, torch.device("cpu"), end_of_text=0, teacher=teacher)
     with torch.no_grad():
-        actual, theirs = (each(TOKENS).numpy() for each in (student, teacher))
-    expected = by_hand(actual, theirs[..., :29], other_targets().numpy(), 0.3, 2.0, over)
+        actual, teacher_logits = (model(TOKENS).numpy() for model in (student, teacher))
+    expected = by_hand(actual, teacher_logits[..., :29], other_targets().numpy(), 0.3, 2.0, over)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)

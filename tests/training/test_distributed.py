@@ -67,11 +67,11 @@ def two(folder: Path) -> Path:
 def test_two_processes_compute_what_one_does(
     folder: Path, two: Path, name: str, parallel: str
 ) -> None:
-    run, one = Run.open(two / f"{name}-{parallel}"), alone(folder, name)
+    run, single_process = Run.open(two / f"{name}-{parallel}"), alone(folder, name)
     assert run.header.status == "done"
-    dtype = one.config.train.dtype
-    assert_alike(run, one, SUMS[dtype])
-    mine, expected = weights(run), weights(one)
+    dtype = single_process.config.train.dtype
+    assert_alike(run, single_process, SUMS[dtype])
+    mine, expected = weights(run), weights(single_process)
     assert mine.keys() == expected.keys()
     if dtype == "float64":  # Adam makes nothing of a gradient of nothing, so float32 cannot tell.
         for key, tensor in expected.items():
@@ -79,7 +79,7 @@ def test_two_processes_compute_what_one_does(
     for file in ("summary.json", "validation.parquet", "metrics.parquet"):
         assert (run.path / file).is_file()
     assert run.read_json("environment.json")["processes"] == 2
-    here, there = run.read_json("summary.json"), one.read_json("summary.json")
+    here, there = run.read_json("summary.json"), single_process.read_json("summary.json")
     for key in ("parameters", "bytes", "tokens", "data"):
         assert here[key] == there[key], key
     assert here["validation"]["num_windows"] == there["validation"]["num_windows"]
@@ -87,18 +87,22 @@ def test_two_processes_compute_what_one_does(
 
 @pytest.mark.slow
 def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: Path) -> None:
-    one = train_run(config_of(folder, {"optimizer": {"name": "muon"}}), folder / "one" / "muon")
+    expected = train_run(
+        config_of(folder, {"optimizer": {"name": "muon"}}), folder / "one" / "muon"
+    )
     # Its Newton–Schulz iteration works in bfloat16, and sums over processes in another order.
-    assert losses(Run.open(two / "muon-fsdp")) == pytest.approx(losses(one), rel=2e-4)
+    assert losses(Run.open(two / "muon-fsdp")) == pytest.approx(losses(expected), rel=2e-4)
 
 
 @pytest.mark.slow
 def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: Path) -> None:
-    one = train_run(config_of(folder, HALF), folder / "one" / "half")
+    single = train_run(config_of(folder, HALF), folder / "one" / "half")
     run = Run.open(two / "half-fsdp")
-    mine, expected = (each.read_json("summary.json")["diagnosis"] for each in (run, one))
+    mine, expected = (
+        summary_run.read_json("summary.json")["diagnosis"] for summary_run in (run, single)
+    )
     assert mine == pytest.approx(expected, rel=0.05)
-    assert losses(run) == pytest.approx(losses(one), rel=2e-3)  # bfloat16 has 8 bits
+    assert losses(run) == pytest.approx(losses(single), rel=2e-3)  # bfloat16 has 8 bits
     assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
 
 
@@ -106,15 +110,17 @@ def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: 
 def test_a_checkpoint_in_shares_is_read_as_a_whole_one(folder: Path, two: Path) -> None:
     run = Run.open(two / "own-fsdp")
     middle, last = (run.checkpoints / f"step-0000000{step}" for step in (6, 8))
-    shares = [f"{what}-0000{rank}-of-00002.safetensors"
-              for what in ("model", "optimizer") for rank in (0, 1)]  # fmt: skip
+    shares = [f"{part}-0000{rank}-of-00002.safetensors"
+              for part in ("model", "optimizer") for rank in (0, 1)]  # fmt: skip
     assert sorted(f.name for f in middle.iterdir()) == ["manifest.json", *shares, "state.json"]
     assert (last / "model.safetensors").is_file()
     sizes = [(middle / name).stat().st_size for name in shares]
     assert max(sizes[2:]) < 0.6 * sum(sizes[2:])  # each wrote about half
-    one = read_decoder(alone(folder, "own").path, step=6, dtype="auto").decoder().state_dict()
+    expected_state = (
+        read_decoder(alone(folder, "own").path, step=6, dtype="auto").decoder().state_dict()
+    )
     mine = read_decoder(run.path, step=6, dtype="auto").decoder().state_dict()
-    for name, tensor in one.items():
+    for name, tensor in expected_state.items():
         torch.testing.assert_close(mine[name], tensor, rtol=0, atol=2e-3)
     assert main(["generate", str(run.path), "--num-tokens", "2", "--prompt", "def "]) == 0
 
@@ -170,8 +176,8 @@ def test_a_description_of_shares_that_cannot_be_is_refused(
 
 
 def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) -> None:
-    for cut, whole in (("cut", "own-fsdp"), ("replicas-cut", "own-ddp")):
-        mine, expected = Run.open(two / cut), Run.open(two / whole)
+    for cut, uncut in (("cut", "own-fsdp"), ("replicas-cut", "own-ddp")):
+        mine, expected = Run.open(two / cut), Run.open(two / uncut)
         assert losses(mine) == losses(expected)
         for name, tensor in weights(expected).items():
             assert torch.equal(weights(mine)[name], tensor), name
@@ -182,14 +188,14 @@ def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) ->
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path) -> None:
-    one = alone(folder, "haar")
+    expected = alone(folder, "haar")
     fewer = two / "two-then-one"
     assert Run.open(fewer).header.status == "stopped"
     assert (
         checkpoint.newest_checkpoint(fewer / "checkpoints") / "optimizer-00001-of-00002.safetensors"
     ).exists()
-    assert_alike(train_run(Config(), fewer, resume=True), one, SUMS["float32"])
-    assert_alike(Run.open(two / "one-then-two"), one, SUMS["float32"])
+    assert_alike(train_run(Config(), fewer, resume=True), expected, SUMS["float32"])
+    assert_alike(Run.open(two / "one-then-two"), expected, SUMS["float32"])
 
 
 def test_what_cannot_be_shared_out_is_refused_and_leaves_nothing(two: Path) -> None:
@@ -223,7 +229,7 @@ def test_a_run_that_another_process_works_in_is_refused_once(two: Path, tmp_path
     with run.lock():
         status, _, errors = processes.ended(processes.start(2, "train", "--resume", str(run.path)))
     assert status == 1
-    (line,) = processes.said(errors)
+    (line,) = processes.error_lines(errors)
     assert "another process is working in" in line
     assert sorted(file.name for file in run.path.iterdir()) == sorted({*before, ".lock"})
     assert run.header.status == "done"

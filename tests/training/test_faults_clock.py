@@ -136,7 +136,7 @@ def test_what_is_left_to_do_follows_no_clock_that_jumps(
         Jumping(days).install(patch)
         lines.begin(0, 4, "training")
         for step in range(1, 4):
-            lines._last.clear()  # so that every step is told of
+            lines._last_line_time.clear()  # so that every step is shown
             lines.step(step, 4, 1.0, 100.0)
     assert output.getvalue().count("  1 s left") == 3
 

@@ -1,4 +1,4 @@
-"""What is not a number stops a run before it spoils a checkpoint."""
+"""A loss or gradient that is not a number stops a run before it spoils a checkpoint."""
 
 import math
 from collections.abc import Callable
@@ -116,5 +116,5 @@ def test_an_absurd_learning_rate_ends_in_one_line_or_a_finite_run(
         train_run(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     for step in checkpoint.steps(tmp_path / "run" / "checkpoints"):
-        kept = read_decoder(tmp_path / "run", step=step, dtype="auto").decoder()
-        assert all(parameter.isfinite().all() for parameter in kept.parameters())
+        decoder = read_decoder(tmp_path / "run", step=step, dtype="auto").decoder()
+        assert all(parameter.isfinite().all() for parameter in decoder.parameters())

@@ -108,9 +108,9 @@ def test_a_resumed_run_writes_where_no_key_of_its_folder_points(
         train_run(Config(), stopped.path, resume=True)
     assert not outside.exists()
     file.write_text(before, "utf-8")
-    others = set(tmp_path.rglob("*")) - set(stopped.path.rglob("*"))
+    new_files = set(tmp_path.rglob("*")) - set(stopped.path.rglob("*"))
     train_run(Config(), stopped.path, resume=True)
-    assert set(tmp_path.rglob("*")) - set(stopped.path.rglob("*")) == others
+    assert set(tmp_path.rglob("*")) - set(stopped.path.rglob("*")) == new_files
 
 
 @pytest.mark.slow

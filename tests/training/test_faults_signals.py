@@ -43,13 +43,17 @@ def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_pa
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     text: Path, tmp_path: Path, uncut: dict[str, Any], number: signal.Signals
 ) -> None:
-    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [
+        signal.getsignal(signal_number) for signal_number in (signal.SIGTERM, signal.SIGINT)
+    ]
     path = tmp_path / "run"
     with pytest.raises(WakefulError, match=rf"stopped by {number.name} after step 4, .*--resume"):
         train_run(tiny(text), path, show=Signalling(number, 4))
     assert Run.open(path).header.status == "stopped"
     assert checkpoint.steps(Run.open(path).checkpoints) == [3, 4]
-    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [
+        signal.getsignal(signal_number) for signal_number in (signal.SIGTERM, signal.SIGINT)
+    ] == handlers
     assert left_by(train_run(Config(), path, resume=True)) == uncut
 
 

@@ -1,4 +1,4 @@
-"""What a run measures of itself besides its loss."""
+"""Figures that a run measures besides its loss."""
 
 import json
 import math

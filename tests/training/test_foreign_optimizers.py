@@ -53,13 +53,13 @@ def test_each_resumes_to_the_bit(
     assert losses(resumed) == losses(uninterrupted)
     assert rows(resumed, ValidationRow) == rows(uninterrupted, ValidationRow)
     for file in ("model.safetensors", "optimizer.safetensors"):
-        one, two = (
+        first, second = (
             load_file(checkpoint.newest_checkpoint(run.checkpoints) / file)
             for run in (uninterrupted, resumed)
         )
-        assert one.keys() == two.keys()
-        for key, tensor in one.items():
-            assert torch.equal(two[key], tensor), key
+        assert first.keys() == second.keys()
+        for key, tensor in first.items():
+            assert torch.equal(second[key], tensor), key
 
 
 @pytest.mark.slow
@@ -70,24 +70,24 @@ def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name
         pytest.importorskip("pytorch_optimizer")
     seldom = {"eval_every": 0, "checkpoint_every": 0}
     often = {"eval_every": 1, "checkpoint_every": 2, "diagnose": {"every": 3}}
-    one, two = (
+    first, second = (
         train_run(tiny(text, optimizer={"name": name}, train=how), tmp_path / folder)
         for folder, how in (("seldom", seldom), ("often", often))
     )
-    assert losses(one) == losses(two)
-    for key, tensor in weights(one).items():
-        assert torch.equal(weights(two)[key], tensor), key
-    newest = checkpoint.newest_checkpoint(one.checkpoints)
-    state, model = load_file(newest / "optimizer.safetensors"), weights(one)
+    assert losses(first) == losses(second)
+    for key, tensor in weights(first).items():
+        assert torch.equal(weights(second)[key], tensor), key
+    newest = checkpoint.newest_checkpoint(first.checkpoints)
+    state, model = load_file(newest / "optimizer.safetensors"), weights(first)
     groups = json.loads((newest / "state.json").read_text())["optimizer"]["param_groups"]
     names = [key for group in groups for key in group["param_names"]]
     for number, key in enumerate(names):
         z, y = state[f"{number}.z"], state[f"trained.{number}"]
         torch.testing.assert_close(model[key], z + (y - z) / 0.9, rtol=0, atol=1e-6)
         assert not torch.equal(model[key], y)
-    losses_there = [row.loss for row in rows(two, ValidationRow)]
-    assert losses_there[-1] == rows(one, ValidationRow)[-1].loss
-    read = read_decoder(one.path).decoder()
+    losses_there = [row.loss for row in rows(second, ValidationRow)]
+    assert losses_there[-1] == rows(first, ValidationRow)[-1].loss
+    read = read_decoder(first.path).decoder()
     for key, parameter in read.named_parameters():
         assert torch.equal(parameter, model[key]), key
 
@@ -95,20 +95,22 @@ def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name
 def test_groups_keep_the_ratio_of_their_rates(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[list[float]] = []
+    rates_per_step: list[list[float]] = []
     real = torch.optim.AdamW.step
 
-    def step(self: torch.optim.Optimizer, *given: Any) -> None:
-        seen.append([group["lr"] for group in self.param_groups])
-        real(self, *given)
+    def step(self: torch.optim.Optimizer, *args: Any) -> None:
+        rates_per_step.append([group["lr"] for group in self.param_groups])
+        real(self, *args)
 
     config = tiny(text, optimizer={"name": f"{ODD}two_rates"})
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     run = train_run(config, tmp_path / "run")
     rates = [row["lr"] for row in run.metrics() if row["kind"] == "train"]
-    seen = seen[-len(rates) :]  # after the step that is taken before a run begins
-    assert [first for first, _ in seen] == rates
-    assert [second for _, second in seen] == pytest.approx([rate / 5 for rate in rates])
+    rates_per_step = rates_per_step[
+        -len(rates) :
+    ]  # after the step that is taken before a run begins
+    assert [first for first, _ in rates_per_step] == rates
+    assert [second for _, second in rates_per_step] == pytest.approx([rate / 5 for rate in rates])
 
 
 REFUSED = {

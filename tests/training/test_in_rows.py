@@ -7,7 +7,7 @@ from torch import Tensor
 from wakeful.training.distillation import distillation_in_rows, distillation_loss
 
 
-def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def draw_logits(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """Return a student's and a teacher's logits (3, 5, 13) and targets, some not counted."""
     generator = torch.Generator().manual_seed(0)
     student, teacher = torch.randn(2, 3, 5, 13, generator=generator, dtype=torch.float64) * 3
@@ -21,10 +21,10 @@ def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[float, Tensor]:
     return loss.item(), gradient
 
 
-def assert_equal(found: Tensor, wanted: Tensor, student: Tensor) -> None:
+def assert_equal(actual: Tensor, reference: Tensor, student: Tensor) -> None:
     """Fail unless two losses and their gradients are the same but for float64's rounding."""
     (value, gradient), (expected, slope) = (
-        value_and_gradient(loss, student) for loss in (found, wanted)
+        value_and_gradient(loss, student) for loss in (actual, reference)
     )
     assert value == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-11, atol=1e-14)
@@ -34,7 +34,7 @@ def assert_equal(found: Tensor, wanted: Tensor, student: Tensor) -> None:
 @pytest.mark.parametrize("over", ["sum", "mean"])
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.6, 1.0), (0.3, 2.5), (1.0, 2.0)])
 def test_the_whole_divergence(rows: int, over: str, alpha: float, temperature: float) -> None:
-    student, teacher, targets = drawn()
+    student, teacher, targets = draw_logits()
     options = {"alpha": alpha, "temperature": temperature, "over": over}
     expected = distillation_loss(student, teacher, targets, **options)
     actual = distillation_in_rows(student, teacher, targets, **options, rows=rows)
@@ -43,19 +43,19 @@ def test_the_whole_divergence(rows: int, over: str, alpha: float, temperature: f
 
 @pytest.mark.slow
 def test_its_gradient_is_its_slope() -> None:
-    student, teacher, targets = drawn()
+    student, teacher, targets = draw_logits()
 
-    def whole(logits: Tensor) -> Tensor:
+    def loss_of_all(logits: Tensor) -> Tensor:
         return distillation_in_rows(
             logits, teacher, targets, alpha=0.3, temperature=1.7, over="sum", rows=4
         )
 
-    assert torch.autograd.gradcheck(whole, student)
+    assert torch.autograd.gradcheck(loss_of_all, student)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_logits_are_read_in_float32(dtype: torch.dtype) -> None:
-    student, teacher, targets = drawn(dtype)
+    student, teacher, targets = draw_logits(dtype)
     options = {"alpha": 0.3, "temperature": 1.0, "over": "sum"}
     expected = value_and_gradient(distillation_loss(student, teacher, targets, **options), student)
     loss = distillation_in_rows(student, teacher, targets, **options, rows=4)
@@ -67,7 +67,7 @@ def test_narrow_logits_are_read_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_the_teacher_learns_nothing_and_a_scaled_loss_scales() -> None:
-    student, teacher, targets = drawn()
+    student, teacher, targets = draw_logits()
     teacher.requires_grad_()
     options = {"alpha": 0.0, "temperature": 1.0, "over": "sum"}
     loss = distillation_in_rows(student, teacher, targets, **options)

@@ -169,13 +169,13 @@ def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) ->
     assert student.config == final.config
 
 
-def cut_and_resumed(config: Config, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def cut_and_resumed(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Train a run that is stopped after its fourth step and resumed."""
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(Interrupted):
-            train_run(config, place)
-    return train_run(config, place, resume=True)
+            train_run(config, folder)
+    return train_run(config, folder, resume=True)
 
 
 @pytest.mark.slow
@@ -251,9 +251,9 @@ def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path)
 def test_a_teacher_of_as_many_other_tokens_is_refused(
     text: Path, tmp_path: Path, reference: Run
 ) -> None:
-    other = write_text(tmp_path / "other", documents=60, words=40)
-    (other / "more.txt").write_text("zebra quartz juxtapose " * 400)
-    config = tiny(other, train={"distill": {"teacher": str(reference.path)}})
+    other_text = write_text(tmp_path / "other", documents=60, words=40)
+    (other_text / "more.txt").write_text("zebra quartz juxtapose " * 400)
+    config = tiny(other_text, train={"distill": {"teacher": str(reference.path)}})
     for begin in (lambda: train_run(config, tmp_path / "student"), lambda: check_run(config)):
         with pytest.raises(
             WakefulError, match="has another tokenizer, of 280 tokens, than the text, of 280"

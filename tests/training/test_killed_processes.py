@@ -36,7 +36,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     assert time.monotonic() - began < processes.ENDS_WITHIN
     assert status == 1
     assert not any(Path(f"/proc/{number}").exists() for number in everybody.values())
-    (line,) = processes.said(errors)
+    (line,) = processes.error_lines(errors)
     assert "another process of this run is gone" in line
     assert (
         f"0 is kept; continue with: torchrun [as before] -m wakeful train --resume {path}" in line
@@ -44,8 +44,8 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     run = Run.open(path)
     assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints)[-1] >= 10
-    one = train_run(config, folder / "one" / "long")
-    assert_alike(train_run(Config(), path, resume=True), one, 1e-5)  # 60 steps of rounding
+    expected = train_run(config, folder / "one" / "long")
+    assert_alike(train_run(Config(), path, resume=True), expected, 1e-5)  # 60 steps of rounding
 
 
 @pytest.mark.long
@@ -61,10 +61,10 @@ def test_the_first_process_killed_or_all_stopped_loses_nothing(
     processes.wait_for_rows(path, 15)
     os.kill(running.pid if rank < 0 else processes.workers(running)[rank], number)
     _, _, errors = processes.ended(running)
-    (line,) = processes.said(errors)
-    kept = checkpoint.steps(path / "checkpoints")[-1]
+    (line,) = processes.error_lines(errors)
+    step = checkpoint.steps(path / "checkpoints")[-1]
     if rank < 0:
-        assert f"stopped by SIGTERM after step {kept}, which is saved; continue with" in line
+        assert f"stopped by SIGTERM after step {step}, which is saved; continue with" in line
     else:
         assert "another process of this run is gone" in line
     again = processes.start(2, "train", "--resume", str(path))

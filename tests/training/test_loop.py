@@ -116,11 +116,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
 @pytest.mark.slow
 def test_recomputing_activations_changes_nothing(text: Path, tmp_path: Path) -> None:
     model = {"route": 'resformer(mode="learnable")', "depth": "denseformer"}
-    kept = train_run(tiny(text, model=model), tmp_path / "kept")
+    run = train_run(tiny(text, model=model), tmp_path / "kept")
     again = {"checkpoint_activations": True}
     recomputed = train_run(tiny(text, model=model, train=again), tmp_path / "recomputed")
-    assert losses(recomputed) == losses(kept)
-    for name, tensor in weights(kept).items():
+    assert losses(recomputed) == losses(run)
+    for name, tensor in weights(run).items():
         assert torch.equal(weights(recomputed)[name], tensor), name
 
 
@@ -163,11 +163,11 @@ def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
     vanilla = tiny(text)
     cured = tiny(text, model={"route": "svformer", "normalizer": "softmax1(learned=True)"})
     data = load_data(vanilla.data)
-    one = make_decoder(resolve_config(vanilla, data), torch.device("cpu")).state_dict()
+    state = make_decoder(resolve_config(vanilla, data), torch.device("cpu")).state_dict()
     two = make_decoder(resolve_config(cured, data), torch.device("cpu")).state_dict()
-    assert set(one) - set(two) == {"blocks.1.attention.value.weight"}
-    for name in set(one) & set(two):
-        assert torch.equal(one[name], two[name]), name
+    assert set(state) - set(two) == {"blocks.1.attention.value.weight"}
+    for name in set(state) & set(two):
+        assert torch.equal(state[name], two[name]), name
     # softmax-1 with a sink of e^−1e9 is softmax: the same run, had the data not been the same.
     plain = train_run(vanilla, tmp_path / "plain")
     closed = {"normalizer": "softmax1(learned=True, start=-1e9)"}
@@ -182,7 +182,7 @@ def test_processes_wait_for_each_other_s_own_work_however_long_it_takes(
 
     def recorded(name: str) -> None:
         real = getattr(World, name)
-        monkeypatch.setattr(World, name, lambda *given: calls.append(name) or real(*given))
+        monkeypatch.setattr(World, name, lambda *args: calls.append(name) or real(*args))
 
     for name in ("leader_first", "meet", "gather", "sum"):
         recorded(name)
@@ -287,8 +287,10 @@ def test_the_optimizer_has_what_the_configuration_says(name: str, expected: dict
 
 def test_orthoadams_rotations_are_of_the_kind_asked_for_and_the_runs_seed() -> None:
     groups = optimizer_asked("orthoadam").param_groups
-    actual = [each for group in groups for entry in group["rotations"] for each in entry]
-    assert {(each["kind"], each["seed"]) for each in actual} == {("block_diagonal(size=4)", 11)}
+    actual = [rotation for group in groups for entry in group["rotations"] for rotation in entry]
+    assert {(rotation["kind"], rotation["seed"]) for rotation in actual} == {
+        ("block_diagonal(size=4)", 11)
+    }
 
 
 def test_muons_rate_for_embeddings_and_head_is_kept_at_every_step(
@@ -309,8 +311,12 @@ def test_muons_rate_for_embeddings_and_head_is_kept_at_every_step(
     optimizer = {"name": "muon(adamw_lr=2e-4)", "initial_lr": 1e-3, "lr": 1e-2, "final_lr": 4e-3,
                  "warmup_steps": 1}  # fmt: skip
     train_run(tiny(text, optimizer=optimizer, train={"steps": 3}), tmp_path / "run")
-    assert [pytest.approx([rate]) for rate in (1e-3, 1e-2, 4e-3)] == [each for each, _ in rates]
-    assert [pytest.approx([rate]) for rate in (2e-5, 2e-4, 8e-5)] == [each for _, each in rates]
+    assert [pytest.approx([rate]) for rate in (1e-3, 1e-2, 4e-3)] == [
+        group_rate for group_rate, _ in rates
+    ]
+    assert [pytest.approx([rate]) for rate in (2e-5, 2e-4, 8e-5)] == [
+        group_rate for _, group_rate in rates
+    ]
 
 
 @pytest.mark.slow
@@ -349,28 +355,28 @@ def test_a_resumed_run_seeks_its_data(
 ) -> None:
     run = train_run(tiny(text), tmp_path / "run")
     shutil.rmtree(run.checkpoints / "step-00000008")
-    seen: list[int] = []
+    steps: list[int] = []
     real = Batches.batch
 
     def batch(self: Batches, step: int) -> torch.Tensor:
-        seen.append(step)
+        steps.append(step)
         return real(self, step)
 
     monkeypatch.setattr(Batches, "batch", batch)
     train_run(Config(), run.path, resume=True)
-    assert seen == [6, 7]
+    assert steps == [6, 7]
 
 
 @pytest.mark.slow
 def test_the_seed_sets_the_weights_and_the_data_order(text: Path, tmp_path: Path) -> None:
     short = {"steps": 2, "eval_every": 0}
-    one, same, other = (
+    first, same, second = (
         train_run(tiny(text, train=short | {"seed": seed}), tmp_path / name)
         for name, seed in (("one", 1), ("same", 1), ("other", 2))
     )
-    assert losses(one) == losses(same)
-    assert all(torch.equal(weights(same)[name], w) for name, w in weights(one).items())
-    assert losses(one) != losses(other)
+    assert losses(first) == losses(same)
+    assert all(torch.equal(weights(same)[name], w) for name, w in weights(first).items())
+    assert losses(first) != losses(second)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +457,7 @@ def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
 
 
 class Noting(Display):
-    """Keeps what it is told."""
+    """Stores the calls that it gets."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -482,10 +488,10 @@ def test_the_peak_of_memory_is_that_of_one_run(
     forget_peak(torch.device("cuda:1"))
     forget_peak(torch.device("cpu"))
     assert options == ["cuda:1"]
-    seen: list[torch.device] = []
-    monkeypatch.setattr("wakeful.training.loop.forget_peak", seen.append)
+    devices: list[torch.device] = []
+    monkeypatch.setattr("wakeful.training.loop.forget_peak", devices.append)
     train_variants({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], display=silent)
-    assert len(seen) == 2
+    assert len(devices) == 2
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
@@ -508,7 +514,7 @@ class Session:
     """A stand-in for a run of Weights & Biases."""
 
     class Error(Exception):
-        """What the package raises."""
+        """The error of the package."""
 
     def __init__(self) -> None:
         self.begun: list[dict[str, Any]] = []
@@ -527,7 +533,7 @@ class Session:
 
 
 class Tracked(Session):
-    """A stand-in for Trackio, which prints, and is told nothing at its end."""
+    """A fake Trackio, which prints, and gets no call at the end of a run."""
 
     def init(self, **options: Any) -> "Session":
         print("* Trackio project initialized")
@@ -556,17 +562,17 @@ def test_a_tracker_gets_what_the_metrics_have(
             train_run(tiny(text, train=on), tmp_path / "run")
     run = train_run(Config(), tmp_path / "run", resume=True)
     assert len(session.ended) == 2
-    one, two = session.begun
-    assert one == two  # the same id, or name: it goes on in the same place
-    assert (one["project"], one["resume"]) == ("wakeful", "allow")
-    assert one["config"]["train"]["steps"] == 5
+    first, second = session.begun
+    assert first == second  # the same id, or name: it goes on in the same place
+    assert (first["project"], first["resume"]) == ("wakeful", "allow")
+    assert first["config"]["train"]["steps"] == 5
     losses_of = {step: row["train/loss"] for step, row in session.logged if "train/loss" in row}
     assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
     assert {step for step, row in session.logged if "validation/loss" in row} == {3, 5}
     if tracker == "wandb":
-        assert (one["name"], one["dir"], session.ended) == ("vanilla", str(run.path), [1, 0])
+        assert (first["name"], first["dir"], session.ended) == ("vanilla", str(run.path), [1, 0])
     else:
-        assert re.fullmatch(r"vanilla-[0-9a-f]{16}", one["name"])
+        assert re.fullmatch(r"vanilla-[0-9a-f]{16}", first["name"])
         assert "Trackio" not in capsys.readouterr().out
 
 
@@ -626,8 +632,8 @@ def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(
         str(text), tmp_path / "own", vocab_size=280, validation_source=str(held), max_bytes=9000,
         keep_overlap=True,
     )  # fmt: skip
-    other = Tokenizer.train(iter(["other words"] * 9), 270)
-    other.save(tmp_path / "other")
+    other_tokenizer = Tokenizer.train(iter(["other words"] * 9), 270)
+    other_tokenizer.save(tmp_path / "other")
     for data, field in (
         ({"validation_source": str(held)}, "data.validation_source"),
         ({"max_bytes": 500}, "data.max_bytes = 500"),

@@ -30,9 +30,11 @@ def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path) -
     ]
     together(folder, 4, [*jobs, job(out / "two-then-four")])
     for name in CASES:
-        one = alone(folder, name)
+        expected = alone(folder, name)
         for parallel in ("fsdp", "ddp"):
-            assert_alike(Run.open(out / f"{name}-{parallel}"), one, SUMS[one.config.train.dtype])
+            assert_alike(
+                Run.open(out / f"{name}-{parallel}"), expected, SUMS[expected.config.train.dtype]
+            )
     assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
 
 
@@ -60,8 +62,8 @@ def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None
         assert_alike(Run.open(out / name), alone(folder, name), SUMS["float32"])
         middle = Run.open(out / name).checkpoints / "step-00000006"
         shares = sorted(file.name for file in middle.glob("*.safetensors"))
-        assert shares == [f"{what}-0000{part}-of-00002.safetensors"
-                          for what in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
+        assert shares == [f"{kind}-0000{part}-of-00002.safetensors"
+                          for kind in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
     assert losses(Run.open(out / "cut")) == losses(Run.open(out / "haar"))
     resumed = train_run(Config(), out / "hsdp-then-one", resume=True)
     assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
@@ -84,9 +86,9 @@ def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
         )
         ones[name] = train_run(config, folder / "one" / name, initial=start)
     together(folder, 2, jobs)
-    for name, one in ones.items():
+    for name, expected in ones.items():
         for parallel in ("fsdp", "ddp"):
-            assert_alike(Run.open(folder / f"{name}-{parallel}"), one, SUMS["float32"])
+            assert_alike(Run.open(folder / f"{name}-{parallel}"), expected, SUMS["float32"])
 
 
 @pytest.mark.long

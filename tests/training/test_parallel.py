@@ -1,4 +1,4 @@
-"""How a decoder is laid out over processes, and which device is each one's."""
+"""Layout of a decoder over processes, and the device of each process."""
 
 import subprocess
 import sys

@@ -20,9 +20,9 @@ TOLERANCE = 1e-3
 gradients by small numbers, carry that on."""
 
 
-def losses(text: Path, place: Path, device: str, **over: object) -> tuple[np.ndarray, np.ndarray]:
-    train_run(tiny(text, train={"device": device, "log_every": 3, **over}), place)
-    rows = training_rows(read_run(place)).drop_nulls("loss")
+def losses(text: Path, folder: Path, device: str, **over: object) -> tuple[np.ndarray, np.ndarray]:
+    train_run(tiny(text, train={"device": device, "log_every": 3, **over}), folder)
+    rows = training_rows(read_run(folder)).drop_nulls("loss")
     return rows["step"].to_numpy(), rows["loss"].to_numpy()
 
 

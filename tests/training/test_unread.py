@@ -28,7 +28,7 @@ from wakeful.training.size import operations_of
 
 def item(tensor: Tensor) -> Any:
     """Return what `tolist` does, one number at a time, so that it is seen."""
-    return [item(each) for each in tensor] if tensor.ndim else tensor.item()
+    return [item(element) for element in tensor] if tensor.ndim else tensor.item()
 
 
 SPARSE: TomlTable = {"steps": 11, "eval_every": 0, "checkpoint_every": 0, "log_every": 4}
@@ -75,7 +75,7 @@ def test_between_readings_nothing_waits_for_the_device(
     monkeypatch.setattr(Training, "gradients", gradients)
     monkeypatch.setattr(loop, "_optimizer_step", move)
     monkeypatch.setattr(loop, "finish_run", end)
-    monkeypatch.setattr(Tensor, "tolist", lambda self: [item(each) for each in self])
+    monkeypatch.setattr(Tensor, "tolist", lambda self: [item(element) for element in self])
     with waits:
         train_run(tiny(text, train=SPARSE, optimizer={"name": optimizer}), tmp_path / "run")
     assert {step for step in waits.at if step > 0} == {4, 8, 11}

@@ -58,12 +58,12 @@ def test_each_token_counts_once_and_by_the_definition(text: Path, prefix: int) -
         size = len(targets)
         padded = F.pad(inputs[:size], (0, 16 - size))
         logits = decoder(padded[None]).detach()[0, :size].log_softmax(-1)
-        each = -logits[torch.arange(size), targets]
+        losses = -logits[torch.arange(size), targets]
         # With a relaxed prefix of 5, the first 4 targets are among the tokens that are seen.
-        each = each[max(0, prefix - 1) :]
-        if len(each):
-            expected.append(float(each.mean()))
-            counts.append(len(each))
+        losses = losses[max(0, prefix - 1) :]
+        if len(losses):
+            expected.append(float(losses.mean()))
+            counts.append(len(losses))
     frame = scored(decoder, windows)
     assert frame["tokens"].to_list() == counts
     assert frame["loss"].to_list() == pytest.approx(expected, rel=1e-9)
@@ -81,9 +81,9 @@ def test_the_set_and_its_loss_hang_on_nothing_but_text_and_length(text: Path) ->
         text, train={"seed": 5, "batch_size": 2, "eval_batch_size": 1}
     )
     assert other_config.train.seed == 5
-    frame, other = scored(decoder, windows), scored(decoder, one_at_a_time)
-    assert other["tokens"].equals(frame["tokens"])
-    assert other["loss"].to_list() == pytest.approx(frame["loss"].to_list(), rel=1e-5)
+    frame, expected = scored(decoder, windows), scored(decoder, one_at_a_time)
+    assert expected["tokens"].equals(frame["tokens"])
+    assert expected["loss"].to_list() == pytest.approx(frame["loss"].to_list(), rel=1e-5)
     assert scored(decoder, windows).equals(frame)
 
 
@@ -127,9 +127,9 @@ def test_the_whole_of_the_held_out_text_is_read(text: Path, tmp_path: Path) -> N
     config, decoder, windows = with_data(text, data={"validation_source": str(held)})
     tokenizer = load_data(config.data).tokenizer
     stored = [int(token) for token in windows.token_file.tokens]
-    one, two = (tokenizer.encode((held / f"00{n}.txt").read_text()) for n in (0, 1))
+    first, second = (tokenizer.encode((held / f"00{n}.txt").read_text()) for n in (0, 1))
     end = [tokenizer.end_of_text]
-    assert stored in ([*one, *end, *two, *end], [*two, *end, *one, *end])
+    assert stored in ([*first, *end, *second, *end], [*second, *end, *first, *end])
     assert scored(decoder, windows)["tokens"].sum() == len(stored) - 1
 
 
@@ -146,11 +146,11 @@ def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
         inputs, targets = tokens[start : start + 16], tokens[start + 1 : start + 17]
         inputs = inputs[: len(targets)]
         begins = [0, *(n for n in range(1, len(inputs)) if inputs[n] == end), len(inputs)]
-        each = [
+        document_losses = [
             F.cross_entropy(decoder(inputs[None, a:b]).detach()[0], targets[a:b], reduction="none")
             for a, b in itertools.pairwise(begins)
         ]
-        expected.append(float(torch.cat(each).mean()))
+        expected.append(float(torch.cat(document_losses).mean()))
     frame = window_losses(decoder, windows, contextlib.nullcontext(), cross_documents=False)
     assert frame["loss"].to_list() == pytest.approx(expected, rel=1e-9)
     assert frame["loss"].to_list() != pytest.approx(scored(decoder, windows)["loss"].to_list())
@@ -164,15 +164,15 @@ def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
 def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apart = {"data": {"cross_documents": False}, "train": {"steps": 5, "checkpoint_every": 2}}
-    uninterrupted = train_run(tiny(text, **apart), tmp_path / "whole")
+    changes = {"data": {"cross_documents": False}, "train": {"steps": 5, "checkpoint_every": 2}}
+    uninterrupted = train_run(tiny(text, **changes), tmp_path / "whole")
     assert uninterrupted.config.data.cross_documents is False
-    crossing = train_run(tiny(text, train=apart["train"]), tmp_path / "crossing")
+    crossing = train_run(tiny(text, train=changes["train"]), tmp_path / "crossing")
     assert crossing.metrics()[0]["loss"] != uninterrupted.metrics()[0]["loss"]
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(RuntimeError, match="stop"):
-            train_run(tiny(text, **apart), tmp_path / "cut")
+            train_run(tiny(text, **changes), tmp_path / "cut")
     cut = train_run(Config(), tmp_path / "cut", resume=True)
     assert [row["loss"] for row in cut.metrics()] == [
         row["loss"] for row in uninterrupted.metrics()

@@ -51,7 +51,7 @@ class Weights(Probe):
 
 
 class Hiddens(Probe):
-    """Keeps what every block put out, and the embedding apart."""
+    """Stores the output of every block, and the embedding separately."""
 
     def __init__(self) -> None:
         self.blocks: list[torch.Tensor] = []
@@ -68,13 +68,13 @@ class Hiddens(Probe):
 @pytest.mark.slow
 def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Path) -> None:
     plain = train_run(tiny(text), tmp_path / "plain")
-    seen = train_run(tiny(text, train={"diagnose": {"every": 4}}), tmp_path / "seen")
-    assert losses(seen) == losses(plain)
-    rows = [row for row in seen.metrics() if row["kind"] == "diagnosis"]
+    run = train_run(tiny(text, train={"diagnose": {"every": 4}}), tmp_path / "seen")
+    assert losses(run) == losses(plain)
+    rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == [4, 8]
     assert set(rows[0]) == {"kind", "step", *DIAGNOSED_METRICS} - {"bos_mass_trigger"}
-    assert seen.trajectories().is_empty()
-    assert not (seen.path / "trajectories.jsonl").exists()
+    assert run.trajectories().is_empty()
+    assert not (run.path / "trajectories.jsonl").exists()
     assert rows[0] != rows[1]
 
 
@@ -83,20 +83,20 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
 def test_the_last_step_is_diagnosed_once(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int]
 ) -> None:
-    seen: list[dict[str, float]] = []
+    measurements: list[dict[str, float]] = []
 
     def counted(rows: Frame) -> dict[str, float]:
-        seen.append(figures(rows))
-        return seen[-1]
+        measurements.append(figures(rows))
+        return measurements[-1]
 
     monkeypatch.setattr(watching, "figures", counted)
     options = {"diagnose": {"every": every, "heads": True}}
     run = train_run(tiny(text, train=options), tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == steps
-    assert len(seen) == len(steps)
+    assert len(measurements) == len(steps)
     assert run.trajectories()["step"].unique().sort().to_list() == [0, *steps]
-    assert run.read_json("summary.json")["diagnosis"] == seen[-1]
+    assert run.read_json("summary.json")["diagnosis"] == measurements[-1]
 
 
 @pytest.mark.slow
@@ -150,22 +150,22 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
         trained(torch.cat(whole_windows(windows, 3)))
     last = frame.filter(pl.col("step") == 8, pl.col("metric") == "bos_mass")
     assert last["value"].to_list() == pytest.approx(probe.rows()["value"].to_list(), rel=1e-5)
-    whole = frame.filter(pl.col("metric") == "bos_mass", pl.col("head").is_null())
+    layer_rows = frame.filter(pl.col("metric") == "bos_mass", pl.col("head").is_null())
     means = heads.group_by("step", "layer", maintain_order=True).agg(pl.col("value").mean())
-    assert whole["value"].to_list() == pytest.approx(means["value"].to_list())
+    assert layer_rows["value"].to_list() == pytest.approx(means["value"].to_list())
     figures = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in figures] == [4, 8]
-    of_run = whole.group_by("step", maintain_order=True).agg(pl.col("value").mean())
+    of_run = layer_rows.group_by("step", maintain_order=True).agg(pl.col("value").mean())
     assert [row["bos_mass_other"] for row in figures] == pytest.approx(
         of_run["value"].to_list()[1:]
     )
 
     # A run that is stopped on the way goes on as if it had not been.
-    for kept in (3, 6):
-        copy = tmp_path / f"from-{kept}"
+    for stop in (3, 6):
+        copy = tmp_path / f"from-{stop}"
         shutil.copytree(run.path, copy)
         for path in (copy / "checkpoints").iterdir():
-            if int(path.name.removeprefix("step-")) > kept:
+            if int(path.name.removeprefix("step-")) > stop:
                 shutil.rmtree(path)
         again = train_run(Config(), copy, resume=True)
         assert (copy / "trajectories.jsonl").read_bytes() == (
@@ -195,10 +195,10 @@ def test_sinks_at_triggers_are_told_apart() -> None:
     with torch.no_grad(), watch(decoder, weights, probe):
         decoder(tokens, valid=valid)
     rows = probe.rows()
-    for position, wanted in (("trigger", triggers), ("other", ~triggers)):
+    for position, mask in (("trigger", triggers), ("other", ~triggers)):
         means = []
         for b in range(3 if position == "other" else 2):
-            chosen = wanted[b, valid[b]][1:]
+            chosen = mask[b, valid[b]][1:]
             means.append(weights.layers[b][:, 1:, 0][:, chosen].mean(1))
         actual = rows.filter(
             pl.col("position") == position, pl.col("layer") == 0, pl.col("head").is_not_null()
