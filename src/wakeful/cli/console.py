@@ -31,6 +31,7 @@ class Printer(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
+        """Render as `rich` does, with control characters of the text replaced by symbols."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else escape_controls(segment.text, keep="\n\t")
             yield segment._replace(text=text)

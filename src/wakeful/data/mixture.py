@@ -78,6 +78,7 @@ class MixedTokens(Tokens):
     """The tokens of several domains, one domain after another; a row never spans two domains."""
 
     def __init__(self, domains: tuple[Domain, ...], parts: list[TokenFile]) -> None:
+        """Join the tokens of the domains; `parts` has the token file of each."""
         self.domains, self.parts = domains, parts
         self.sizes = np.array([part.num_tokens for part in parts], np.int64)
         self.offsets = np.cumsum(self.sizes) - self.sizes
@@ -134,6 +135,11 @@ class MixedBatches(Batches):
     token_file: MixedTokens
 
     def __init__(self, token_file: MixedTokens, **options: Any) -> None:
+        """Define the order of windows; `options` are those of `Batches`.
+
+        Raises:
+            WakefulError: a domain has too few tokens for a sequence, or a share below 1 / `BLOCK`.
+        """
         super().__init__(token_file, **options)
         keys = (derive_key("domain", self.seed, number) for number in range(len(token_file.parts)))
         self._orders = [
@@ -189,6 +195,9 @@ class MixedData(Data):
         parts: list[PreparedData],
         tokenizer: Tokenizer,
     ) -> None:
+        """Join prepared domains, the `parts`, all encoded with one tokenizer; `source` is the
+        mixture's expression.
+        """
         self.domains, self.tokenizer = domains, tokenizer
         self._pairs = [*zip(domains, parts, strict=True)]
         self.train, self.validation = (  # pyright: ignore[reportIncompatibleVariableOverride]

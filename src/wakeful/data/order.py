@@ -78,6 +78,7 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int) -> None:
+        """Define the permutation of range(size) that belongs to a seed."""
         if not 1 <= size <= 2**62:
             raise ValueError(f"size is {size}: it must be between 1 and 2**62")
         self.size = size
@@ -230,26 +231,26 @@ class ValidationWindows:
         self.length = length
         self.batch_size = batch_size
         self.bos = bos
-        self._sizes = np.array([*token_file.domain_sizes.values()], np.int64)
-        self._windows = 1 + (self._sizes - 2) // length
-        self.num_predicted = int((self._sizes - 1).sum())
+        self._domain_sizes = np.array([*token_file.domain_sizes.values()], np.int64)
+        self._windows_per_domain = 1 + (self._domain_sizes - 2) // length
+        self.num_predicted = int((self._domain_sizes - 1).sum())
         """Targets in all the batches together."""
-        self.num_windows = int(self._windows.sum())
+        self.num_windows = int(self._windows_per_domain.sum())
 
     def _locate_windows(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the position where each window begins, and the number of targets from there to the
         end of the window's domain.
         """
-        ends = np.cumsum(self._windows)
+        ends = np.cumsum(self._windows_per_domain)
         domain_ids = np.searchsorted(ends, windows, side="right")
-        starts = (windows - (ends - self._windows)[domain_ids]) * self.length
-        offsets = np.cumsum(self._sizes) - self._sizes
-        return starts + offsets[domain_ids], self._sizes[domain_ids] - 1 - starts
+        starts = (windows - (ends - self._windows_per_domain)[domain_ids]) * self.length
+        offsets = np.cumsum(self._domain_sizes) - self._domain_sizes
+        return starts + offsets[domain_ids], self._domain_sizes[domain_ids] - 1 - starts
 
     def domains(self) -> list[str] | None:
         """Return the name of each window's domain; None where the data has a single domain."""
         names = [*self.token_file.domain_sizes]
-        return np.repeat(names, self._windows).tolist() if len(names) > 1 else None
+        return np.repeat(names, self._windows_per_domain).tolist() if len(names) > 1 else None
 
     def __len__(self) -> int:
         """Return how many batches there are; the last may have fewer rows."""

@@ -202,14 +202,12 @@ def _is_visible(name: str) -> bool:
     return not name.startswith(".")
 
 
-def _warn_of_unread_files(folder: Path, read: set[str]) -> None:
-    """Log a warning that names files of a folder which are not among those `read`, by their names
-    relative to the folder; they are no text, or lie in a folder of prepared data.
+def _warn_of_unread_files(folder: Path, read_names: set[str]) -> None:
+    """Log a warning that names some files of a folder which are not among `read_names` (relative to
+    the folder), because they are no text or lie in a folder of prepared data.
     """
-    unread = [
-        name for name, _ in _walk_files(folder, lambda below: _is_visible(below.name), _is_visible)
-    ]
-    unread = [name for name in unread if name not in read]
+    files = _walk_files(folder, lambda subfolder: _is_visible(subfolder.name), _is_visible)
+    unread = [name for name, _ in files if name not in read_names]
     if unread:
         few = ", ".join(unread[:_FEW]) + (", ..." if len(unread) > _FEW else "")
         _log.warning(

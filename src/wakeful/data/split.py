@@ -26,6 +26,7 @@ class Spool:
     """Documents in one temporary file, each as a JSON line [name, text], with their hashes."""
 
     def __init__(self, path: Path) -> None:
+        """Create an empty file at `path`; `fill` writes the documents."""
         self.path = path
         self.num_bytes = 0  # of text, in UTF-8
         self._file = path.open("wb")

@@ -420,6 +420,7 @@ class StreamDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
+        """Begin to decode ids that continue the ids `after`, whose text is not returned."""
         self._tokenizer = tokenizer
         context = [token for token in after if token not in tokenizer.special_tokens]
         self._window = context[-_CONTEXT_IDS:]  # ids that are decoded together
@@ -470,15 +471,15 @@ def _fetch_from_hub(name: str) -> Path:
         ) from error
 
 
-def special_ids_around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
-    """Return the special ids that stand before and after a text's ids, `plain`, in `ids`.
+def special_ids_around(ids: list[int], text_ids: list[int]) -> tuple[list[int], list[int]]:
+    """Return the special ids in `ids` before and after those of the text, `text_ids`.
 
-    If `plain` is empty, the first of `ids` counts as before the text and the rest as after it.
+    If the text has no ids, the first of `ids` counts as before it and the rest as after it.
     """
-    last_start = len(ids) - len(plain)
-    matches = (start for start in range(last_start + 1) if ids[start : start + len(plain)] == plain)
-    text_start = next(matches, 0) if plain else 1
-    return ids[:text_start], ids[text_start + len(plain) :]
+    size = len(text_ids)
+    starts = (n for n in range(len(ids) - size + 1) if ids[n : n + size] == text_ids)
+    start = next(starts, 0) if text_ids else 1
+    return ids[:start], ids[start + size :]
 
 
 def _make_post_processor(

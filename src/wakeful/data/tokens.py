@@ -144,6 +144,7 @@ class PreparedData(Data):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tokenizer of the folder; raises `WakefulError` where it differs from `data.json`."""
         tokenizer = Tokenizer.load(self.folder)
         properties = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
         for name, value in properties.items():

@@ -117,6 +117,7 @@ def _format_count(number: float) -> str:
 
 
 def _format_bytes(count: float) -> str:
+    """Format a number of bytes in MB or GB: "1.2 GB"."""
     return (
         f"{_format_two_digits(count / 1e9)} GB"
         if count >= 1e9

@@ -35,6 +35,9 @@ class Backcopy(Task):
     examples = ("backcopy", "backcopy(triggers=1)", "backcopy(alphabet=32)")
 
     def __init__(self, *, triggers: int = 3, alphabet: int = 96, text: str = "") -> None:
+        """Define the task by the number of triggers, the number of characters and the text from
+        which pair frequencies are taken ("": the standard library).
+        """
         if triggers < 0:
             raise WakefulError(f"backcopy: triggers = {triggers} must not be negative")
         if not triggers < alphabet <= _MOST_CHARACTERS:

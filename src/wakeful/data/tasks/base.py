@@ -106,6 +106,7 @@ class TaskData(Data):
     """A task that is used like prepared text; nothing is stored on disk."""
 
     def __init__(self, task: Task) -> None:
+        """Give a task the fields of prepared data."""
         self.task = task
         self.tokenizer = task.tokenizer()
         self.train, self.validation = (TaskStream(task, split) for split in SPLITS)
