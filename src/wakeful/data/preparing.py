@@ -53,10 +53,10 @@ def preparation_options(config: TextConfig, tokenizer: Tokenizer | None = None) 
     """Return the keyword arguments of `prepare` and `prepare_data` for a configuration; a given
     `tokenizer` replaces the one that the configuration names or trains.
     """
-    chosen = config.tokenizer or None if tokenizer is None else tokenizer
+    chosen_tokenizer = tokenizer or config.tokenizer or None
     return {
-        "tokenizer": chosen,
-        "vocab_size": config.vocab_size if chosen is None else None,
+        "tokenizer": chosen_tokenizer,
+        "vocab_size": config.vocab_size if chosen_tokenizer is None else None,
         "validation_source": config.validation_source or None,
         "validation_fraction": config.validation_fraction,
         "max_bytes": config.max_bytes or None,
