@@ -178,7 +178,7 @@ def stand_in_gpu() -> Iterator[torch.device]:
     with pytest.MonkeyPatch.context() as patch, _Function(), _Dispatch():
         patch.setattr(torch, "Generator", Generator)
         for module in [each for name, each in sys.modules.items() if name.startswith("wakeful")]:
-            for name, value in (("choose_device", GPU), ("rough_seconds", 1.0)):
+            for name, value in (("choose_device", GPU), ("estimate_seconds", 1.0)):
                 if hasattr(module, name):
                     patch.setattr(module, name, lambda *_, value=value, **__: value)
         patch.setattr(Tensor, "pin_memory", lambda self: self)  # other threads have no modes
