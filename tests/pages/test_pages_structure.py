@@ -19,7 +19,7 @@ from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
 from pages.test_report_demonstration import make_sick
-from wakeful.demonstration.report import Story, demonstration_report
+from wakeful.demonstration.report import Story, build_demonstration_report
 from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
 from wakeful.estimates import format_interval
 from wakeful.evaluation.report import evaluation_report, score_headlines
@@ -96,7 +96,7 @@ def _demonstration(folder: Path, out: Path) -> Path:
     ]
     patient = replace(patient, runs=tuple(runs))
     story = Story(patient, patient, diagnosis("a"))
-    return write_page(demonstration_report(story, links=LINKS), out)
+    return write_page(build_demonstration_report(story, links=LINKS), out)
 
 
 METHOD = {"Machine": "m"}

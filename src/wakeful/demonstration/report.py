@@ -128,13 +128,13 @@ def _join_sentences(sentences: Sequence[str]) -> str:
     return "; ".join(sentence.removesuffix(".") for sentence in sentences) + "."
 
 
-def demonstration_report(story: Story, links: PartLinks) -> Report:
+def build_demonstration_report(story: Story, links: PartLinks) -> Report:
     """Return the report of the three parts, with `links` to the full pages of each."""
     sentences, pretrained = story.sentences, story.pretrained
     patient_runs = [story.patient.of(name)[0] for name in story.patient.variants]
-    heads: list[Part] = []
+    pretrained_parts: list[Part] = []
     if pretrained is not None:
-        heads = [
+        pretrained_parts = [
             Text("The share of queries whose largest weight is the first key, for every layer and "
                  "head.", "note"),
             Chart(f"First-token share of each layer and head of {pretrained.name}",
@@ -142,7 +142,7 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
             Findings({"": findings(pretrained)}, LEVELS),
             To(links.get("pretrained", ())),
         ]  # fmt: skip
-    twins = [
+    twin_charts = [
         Chart(f"Twins: {label}", partial(draw, story.twins), label) for label, draw in (
             ("training loss minus the baseline's", relative_loss_chart),
             ("final validation loss minus the baseline's", difference_chart),
@@ -162,10 +162,10 @@ def demonstration_report(story: Story, links: PartLinks) -> Report:
         ], brief=True),
         Section("2. Four twins", [
             Text(sentences[1]), Text(_format_speed_caveat(story.twins), "caveat"),
-            Text(caveat(story.twins), "note"), *twins,
+            Text(caveat(story.twins), "note"), *twin_charts,
             To(links.get("twins", ())),
         ], brief=True),
-        Section("3. A pretrained model", [Text(sentences[2]), *heads], brief=True),
+        Section("3. A pretrained model", [Text(sentences[2]), *pretrained_parts], brief=True),
         glossary("ill", "well", "bos_mass_other", "row_0"),
         Section("", [Text("; ".join(machines(story.twins)), "note")]),
     ])  # fmt: skip

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from wakeful.config.reading import FigureFormat
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
-from wakeful.demonstration.report import Story, demonstration_report
+from wakeful.demonstration.report import Story, build_demonstration_report
 from wakeful.device import choose_device, estimate_seconds
 from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
 from wakeful.hf.checkpoint_reader import INSTALL_SMOLLM2
@@ -99,7 +99,7 @@ def demonstrate(
         run.make("demo", {"name": run.path.name})
     with run.under_way():
         story = _run_demonstration(run.path, parts, display)
-        report = demonstration_report(story, _LINKS)
+        report = build_demonstration_report(story, _LINKS)
         page = write_page(report, run.path / "demo.html", figures)
     return Demonstration(run.path, page, report)
 
