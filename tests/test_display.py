@@ -9,9 +9,9 @@ from wakeful.terminal import display as progress
 from wakeful.terminal.display import (
     ProgressBars,
     ProgressLines,
-    display,
     format_duration,
     format_size,
+    open_display,
 )
 
 
@@ -22,7 +22,7 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 
 def test_bars_show_work_of_unknown_size_and_names_like_markup() -> None:
     terminal, out = console(terminal=True)
-    with display(terminal, "my[/run]") as show:
+    with open_display(terminal, "my[/run]") as show:
         assert isinstance(show, ProgressBars)
         show.stage("reading", 2_000_000, None)
         show.stage("reading", 3_000_000, 3_000_000)
@@ -45,7 +45,7 @@ def test_a_log_has_a_line_now_and_then_and_the_last_one(monkeypatch: pytest.Monk
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     log, out = console(terminal=False)
-    with display(log, "run") as show:
+    with open_display(log, "run") as show:
         assert isinstance(show, ProgressLines)
         for step in range(1, 31):
             show.step(step, 30, 6 - step / 10, 500.0)
@@ -61,7 +61,7 @@ def test_the_total_is_said_before_the_first_step(monkeypatch: pytest.MonkeyPatch
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     log, out = console(terminal=False)
-    with display(log, "run") as show:
+    with open_display(log, "run") as show:
         show.begin(0, 30, "30 steps, about 60 s")
         now[0] += 2.0
         show.step(1, 30, 5.9, 500.0)
@@ -79,7 +79,7 @@ def test_the_total_is_said_before_the_first_step(monkeypatch: pytest.MonkeyPatch
         "sequences 4 of 4",
     ]
     terminal, out = console(terminal=True)
-    with display(terminal, "run") as show:
+    with open_display(terminal, "run") as show:
         show.begin(0, 30, "30 steps, about 60 s")
         show.count("sequences", 0, 4)
     assert "0/30" in out.getvalue()
@@ -100,7 +100,7 @@ def test_sizes_and_times_are_in_units_that_show_them() -> None:
 def test_nothing_is_shown_of_no_bytes() -> None:
     for terminal in (False, True):
         console_, out = console(terminal=terminal)
-        with display(console_, "run") as show:
+        with open_display(console_, "run") as show:
             show.stage("reading", 0, None)
             show.stage("reading", 0, 0)
         assert "reading" not in out.getvalue()
@@ -109,7 +109,7 @@ def test_nothing_is_shown_of_no_bytes() -> None:
 def test_a_log_tells_of_other_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress.time, "monotonic", lambda: 1000.0)
     log, out = console(terminal=False)
-    with display(log, "run") as show:
+    with open_display(log, "run") as show:
         show.stage("reading", 1_000_000, None)
         show.stage("reading", 2_000_000, None)
         show.stage("reading", 3_000_000, 3_000_000)

@@ -1,6 +1,6 @@
 """Write the page of presets, docs/presets.md on the site, from the presets themselves."""
 
-from wakeful.demonstration.presets import format_row, sort_presets
+from wakeful.demonstration.presets import format_preset_row, sort_presets
 
 TWO_CORES = 40e9
 """Operations a second that training reaches on two cores of a server, in float32, roughly."""
@@ -37,7 +37,7 @@ def page() -> str:
         lines += ["| preset | runs | parameters | tokens | memory | two cores | H100 |"]
         lines += ["|---|--:|--:|--:|--:|--:|--:|"]
         for preset in presets:
-            figures = " | ".join(format_row(preset, preset.operations / TWO_CORES))
+            figures = " | ".join(format_preset_row(preset, preset.operations / TWO_CORES))
             lines.append(f"| `{preset.name}`<br>{preset.summary} | {figures} |")
         lines.append("")
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from wakeful.cli.console import Printer
 from wakeful.loading.card import model_card
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
-from wakeful.terminal.display import display
+from wakeful.terminal.display import open_display
 from wakeful.terminal.plain_text import escape_controls, escape_markdown
 from wakeful.training.loop import train_run
 
@@ -62,7 +62,7 @@ def test_control_characters_are_drawn(steers: str) -> None:
 def test_progress_sends_a_terminal_nothing_of_a_name(steers: str, terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=160, _environ={})
-    with display(console, f"run{steers}x") as show:
+    with open_display(console, f"run{steers}x") as show:
         show.note(f"loading ev{steers}mil")
         show.count(f"layer{steers}s", 1, 2)
         show.stage(f"file{steers}", 1, 2)

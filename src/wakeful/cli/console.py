@@ -87,9 +87,9 @@ def read_standard_input() -> str:
 
 def progress_display(name: str) -> AbstractContextManager[Any]:
     """Return the progress display, on standard output, of the work called `name`."""
-    from wakeful.terminal.display import display
+    from wakeful.terminal.display import open_display
 
-    return display(OUT, name)
+    return open_display(OUT, name)
 
 
 def print_result(result: Any, page: Path | None = None) -> None:

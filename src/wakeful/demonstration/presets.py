@@ -83,7 +83,7 @@ def render_presets() -> RenderableType:
         grid.add_row(Text(title, style="bold"))
         for preset in rows:
             seconds = preset.operations * seconds_per_operation
-            grid.add_row(f"  {preset.name}", *format_row(preset, seconds))
+            grid.add_row(f"  {preset.name}", *format_preset_row(preset, seconds))
     footer = (
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
         "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
@@ -94,7 +94,7 @@ def render_presets() -> RenderableType:
     return Group(grid, Text(), Text(footer, style="dim"))
 
 
-def format_row(preset: PresetFacts, seconds: float) -> Sequence[str]:
+def format_preset_row(preset: PresetFacts, seconds: float) -> Sequence[str]:
     """Return the cells of a preset's row: runs, size, tokens, memory, and the time of all runs in
     `seconds` on one machine and as estimated for an H100.
     """

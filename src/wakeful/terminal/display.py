@@ -178,7 +178,7 @@ def format_duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def display(console: Console, name: str) -> Iterator[Display]:
+def open_display(console: Console, name: str) -> Iterator[Display]:
     """Yield the progress display of the work called `name`: bars on a terminal, else lines."""
     if not console.is_terminal:
         yield ProgressLines(console, name)
@@ -197,4 +197,4 @@ def display(console: Console, name: str) -> Iterator[Display]:
 def default_display(name: str) -> AbstractContextManager[Display]:
     """Return the display of calls from Python: bars on a terminal, else none."""
     console = Console(stderr=True)
-    return display(console, name) if console.is_terminal else contextlib.nullcontext(Display())
+    return open_display(console, name) if console.is_terminal else contextlib.nullcontext(Display())
