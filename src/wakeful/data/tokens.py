@@ -210,8 +210,9 @@ class PreparedData(Data):
         table = to_table(config) | defaults
         for name in ("validation_fraction", "text_field", *defaults):
             table[name] = settings.get(name) or table[name]
-        is_single = isinstance(sources, list) and len(sources) == 1
-        table["validation_source"] = sources[0] if is_single else ""
+        table["validation_source"] = ""
+        if isinstance(sources, list) and len(sources) == 1:
+            table["validation_source"] = sources[0]
         return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
