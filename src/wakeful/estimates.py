@@ -99,10 +99,13 @@ def weighted_mean(means: ArrayLike, counts: ArrayLike) -> Estimate:
 def mean_paired_difference(
     losses: ArrayLike, baseline_losses: ArrayLike, counts: ArrayLike
 ) -> Estimate:
-    """Return the mean difference of losses over all tokens, and its error over shared windows.
+    """Return the token-weighted mean of `losses` − `baseline_losses` and its error over windows.
+
+    Both have one mean loss per window, in the same order; pairing removes the variance between easy
+    and hard windows.
 
     With g_w = loss_w − baseline_w nats per token in window w of m_w tokens: r = Σ m_w g_w / Σ m_w,
-    error √(n/(n−1) Σ (m_w (g_w − r))²) / Σ m_w. What both find hard cancels.
+    error √(n/(n−1) Σ (m_w (g_w − r))²) / Σ m_w.
     """
     gaps = np.asarray(losses, dtype=np.float64) - np.asarray(baseline_losses, dtype=np.float64)
     return weighted_mean(gaps, counts)

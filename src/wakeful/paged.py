@@ -92,10 +92,12 @@ def split_rows(matrix: Tensor) -> Sequence[Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tell whether all numbers are finite, by the smallest and the largest: NaN is both."""
+    """Tell whether all numbers are finite, from each part's minimum and maximum, which a NaN makes
+    NaN.
+    """
     if not tensor.numel():
         return True
-    wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # 8 bits have no order
+    wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # aminmax takes no float8
     for part in split_rows(tensor) if tensor.ndim > 1 else (tensor,):
         if not all(bool(end.isfinite()) for end in to_memory(part).to(wide).aminmax()):
             return False

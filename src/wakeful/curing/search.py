@@ -439,7 +439,9 @@ class _Search:
     def _damages(
         self, decoder: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor
     ) -> Tensor:
-        """Return a candidate's cost (B,) in a format for each sequence, in nats per token."""
+        """Return, for each sequence (B,), the loss of a candidate quantized by `scheme` less that
+        of the uncured model in full precision, in nats per token.
+        """
         opening = () if candidate.sink_cure else self.texts.opening
         calibration = [surgery.prepend_tokens(opening, row[None]) for row in self.texts.calibrating]
         skip = (HEAD,) if scheme.weights is not None else ()

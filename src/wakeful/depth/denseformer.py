@@ -32,7 +32,9 @@ class DenseFormer(DepthMix):
         self.period = period
 
     def attach(self, shape: Shape) -> None:
-        """Make the weights of every `period`-th layer, which start at its own output."""
+        """Make the weights of every `period`-th layer over earlier outputs and its own: initially 1
+        for its own and 0 for the others.
+        """
         super().attach(shape)
         self.weights = nn.ParameterDict()
         for number in range(1, shape.num_layers + 1):

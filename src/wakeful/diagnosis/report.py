@@ -132,7 +132,7 @@ def _draw_curve(
     """
     value = pl.col("value")
 
-    def rows(model_diagnosis: ModelDiagnosis, position: str) -> pl.DataFrame:
+    def rows(model_diagnosis: ModelDiagnosis, at: str) -> pl.DataFrame:
         half = pl.col("standard_error").fill_null(0) * interval_half_width(
             1.0, max(2, model_diagnosis.num_sequences)
         )
@@ -143,16 +143,16 @@ def _draw_curve(
             low = low.clip(lower_bound=1)
         elif metric.startswith("first_key"):
             low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
-        values = layer_values(model_diagnosis, metric, variant=variant, position=position)
+        values = layer_values(model_diagnosis, metric, variant=variant, position=at)
         return values.select("layer", "value", "kind", low=low, high=high)
 
-    frame = _concat_models(diagnoses, partial(rows, position=position))
+    frame = _concat_models(diagnoses, partial(rows, at=position))
     scale, ticks = alt.Scale(), alt.Axis(tickCount=4)
     if metric in _LOG:
         frame = _positive(frame)
-        # Of the first token and of the rest, on one scale.
+        # The range covers the curves of all positions, so that their charts share a scale.
         edges = pl.concat(
-            _positive(_concat_models(diagnoses, partial(rows, position=part))).select("low", "high")
+            _positive(_concat_models(diagnoses, partial(rows, at=part))).select("low", "high")
             for curve_metric, _, part, *_ in _CURVES
             if curve_metric == metric
         )

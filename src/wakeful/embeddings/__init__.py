@@ -18,7 +18,7 @@ __all__ = ["Embedding", "Plain", "Projected", "Scaled"]
 class Embedding(Variant, nn.Module):
     """h_0 = into(e), e the table's row for a token, and logits = head(out(norm(h_N)))."""
 
-    plainer: ClassVar[str] = ""
+    folded_name: ClassVar[str] = ""
     """The expression of a simpler one that is the same function with the `folded` matrices."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Embedding(Variant, nn.Module):
         return x
 
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table and head (V, D) with which the `plainer` embedding is this function."""
+        """Return table and head (V, D) with which the embedding `folded_name` is this function."""
         return table, head
 
 
@@ -57,7 +57,7 @@ class Projected(Embedding):
     """
 
     examples = ("projected",)
-    plainer = "plain"
+    folded_name = "plain"
 
     def attach(self, shape: Shape) -> None:
         self.first = nn.Linear(shape.width, shape.width, bias=False)

@@ -144,7 +144,7 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
     a BLEU, is lm-eval's own and has no standard error here.
 
     Raises:
-        WakefulError: lm-eval refuses a task, or a model an example.
+        WakefulError: lm-eval cannot run a task, or the model cannot score an example.
     """
     with quiet(), wrap_errors(f"lm-eval could not evaluate {name}"):
         requested: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
@@ -156,6 +156,7 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
             rows = [sample for sample in samples if sample["filter"] == filtered]
             rising = better.get(metric)
             values, weights, keys = _examples(metric, rows, figure)
+            per_example = len(keys) == len(rows)  # otherwise the figure is lm-eval's own
             scores.append(
                 Score(
                     model=name,
@@ -164,7 +165,7 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
                     keys=keys,
                     values=values,
                     weights=weights,
-                    exponential=metric in _PERPLEXITIES and len(keys) == len(rows),
+                    exponential=metric in _PERPLEXITIES and per_example,
                     higher_is_better=metric not in _LOWER if rising is None else rising,
                     shots=results["n-shot"][task],
                 )

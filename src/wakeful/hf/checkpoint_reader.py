@@ -44,7 +44,7 @@ from wakeful.hf.cache_scales import attach_cache_scales, cache_scheme_of
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.softmax1 import softmax1_choice
 from wakeful.hf.transforms import attach_transforms, remove_transforms, transforms_of
-from wakeful.model.evaluating import name_outputs
+from wakeful.model.evaluating import set_named_outputs
 from wakeful.paged import stored_tensor
 from wakeful.paths import check_readable, default_cache_dir, install_folder, temporary_path_beside
 
@@ -285,7 +285,7 @@ def load_hf_model(
     check_loading(report, source, strict=strict)
     assert isinstance(model, PreTrainedModel)
     _check_layers(model.config, source)
-    _ = name_outputs(model)
+    _ = set_named_outputs(model)
     with suppress_warnings():
         _unpack(model)
     if groups or cache:
@@ -361,11 +361,11 @@ def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
 
 
 def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
-    """Give a model the tensors of a wider type than the one that Transformers loaded all of them
-    in, as their file has them.
+    """Replace, in place, the parameters that the checkpoint stores in a wider type than that in
+    which Transformers loaded them all.
 
     Raises:
-        WakefulError: the model calls one of them by another name.
+        WakefulError: the model has no parameter of that name.
     """
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
@@ -378,8 +378,8 @@ def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
         if there is None:
             raise WakefulError(
                 f"{tensors.folder} stores {name} in {tensor.dtype} beside {tensors.stored}, and "
-                "its model calls it otherwise: weights of several types that do not fit memory "
-                "cannot be read there"
+                "its model has no parameter of that name: weights of several types that do "
+                "not fit memory cannot be read there"
             )
         there.data = tensor
 

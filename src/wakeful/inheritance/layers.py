@@ -87,7 +87,8 @@ class Angles(Probe):
         self.outputs: dict[int, list[Tensor]] = {}
 
     def see_hidden(self, event: HiddenEvent) -> None:
-        if event.before is None:
+        """Keep the input and output of a block at each sequence's last token."""
+        if event.before is None:  # the embedding, which has no input
             return
         for states, sequences in ((self.inputs, event.inputs), (self.outputs, event.sequences)):
             tokens = [sequence[-1].double() for sequence in sequences]

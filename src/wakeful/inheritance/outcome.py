@@ -274,7 +274,8 @@ def compare_arms(
 
 
 def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tuple[OverSeeds, ...]:
-    """Return the arms that every seed has; the heir is the last one that all seeds have.
+    """Return the mean loss over seeds of each arm that all seeds have, with its gaps to the
+    reference and to the heir of the last round that all have.
 
     Seeds that reach parity at different depths make baselines of different depths under one name:
     an arm counts as shared where its depth and its steps are the same in all.
@@ -285,23 +286,22 @@ def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tup
         {_comparison_key(arm, stages[-1]): stages[-1].loss for arm, stages in arms(outcome)}
         for outcome in outcomes
     ]
-    shared = [
-        kind for kind in losses_by_seed[0] if all(kind in losses for losses in losses_by_seed)
-    ]
+    shared = [key for key in losses_by_seed[0] if all(key in losses for losses in losses_by_seed)]
     heirs = {_comparison_key(finished.stage.arm, finished) for finished in outcomes[0].rounds}
-    *_, heir = (None, *(kind for kind in shared if kind in heirs))
-    if heir is None:
+    shared_heirs = [key for key in shared if key in heirs]
+    if not shared_heirs:
         return ()
+    heir = shared_heirs[-1]
     lines = []
-    for kind in shared:
-        losses = tuple(seed[kind] for seed in losses_by_seed)
+    for key in shared:
+        losses = tuple(seed[key] for seed in losses_by_seed)
         loss, error = mean_and_error(np.array(losses))
         gap, gap_error = mean_and_error(
-            np.array([seed[kind] - seed[heir] for seed in losses_by_seed])
+            np.array([seed[key] - seed[heir] for seed in losses_by_seed])
         )
         lines.append(
             OverSeeds(
-                arm=kind[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,
+                arm=key[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,
                 minus_heir_error=gap_error, minus_reference=loss - reference_loss,
             )
         )  # fmt: skip

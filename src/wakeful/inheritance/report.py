@@ -134,8 +134,8 @@ def _choice_text(summary: InheritanceSummary) -> str:
     return f"{len(chosen.layers)} of {total} layers ({format_layers(chosen.layers)}): {why}."
 
 
-def _healing_text(summary: InheritanceSummary) -> str:
-    """Return the heirs' loss, in words."""
+def _describe_objective_of_healing(summary: InheritanceSummary) -> str:
+    """Say in words what heirs and baselines are trained on while healing."""
     heal = summary.recipe.heal
     if heal.by == "text":
         return "heirs learn from the text alone, by cross-entropy"
@@ -364,7 +364,7 @@ def _method_entries(summary: InheritanceSummary, environment: Environment) -> li
                      f"{train.length} tokens, the same for all; {optimizer.name}, learning rate "
                      f"{optimizer.lr:g} after {warmup}, cosine to {optimizer.final_lr:g}; weight "
                      f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {seeds}"),
-        ("Healing", _healing_text(summary)),
+        ("Healing", _describe_objective_of_healing(summary)),
         *([("Reference", f"read as our decoder: {reference.agreement}")]
           if reference.agreement else []),
         ("Inherited", f"{recipe.copy} of each block, with embedding, positions, final norm and "

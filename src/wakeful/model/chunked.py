@@ -23,12 +23,13 @@ MANY = 2**24
 """Number of logits (64 MB) from which the cross-entropy is computed by rows; no gain below it."""
 
 OfRows = Callable[[slice, Float[Tensor, "n V"]], tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]]
-"""`of(rows, logits)`: the losses of some rows, and their gradients by the logits as a new tensor.
+"""`row_losses(rows, logits)`: the losses of some rows, and their gradients with respect to the
+logits as a new tensor.
 The logits are float32, or float64 if the model's are."""
 
 
 def mean_of_rows(
-    logits: Float[Tensor, "N V"], of: OfRows, counted: Bool[Tensor, "N"], *, rows: int = 0
+    logits: Float[Tensor, "N V"], row_losses: OfRows, counted: Bool[Tensor, "N"], *, rows: int = 0
 ) -> Tensor:
     """Return the mean loss of the `counted` rows, computed `rows` at a time (0: chosen by V).
 
@@ -37,7 +38,7 @@ def mean_of_rows(
     """
     if not rows:
         rows = max(1, _NUMBERS.get(logits.device.type, _ELSEWHERE) // logits.shape[-1])
-    mean: Any = _Mean.apply(logits, of, counted, rows)
+    mean: Any = _Mean.apply(logits, row_losses, counted, rows)
     return mean
 
 
@@ -69,8 +70,10 @@ def cross_entropy_and_slope(
 
 class _Mean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, of: OfRows, counted: Tensor, rows: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the mean loss of the counted rows, and keep its gradient by the logits."""
+    def forward(ctx, logits: Tensor, row_losses: OfRows, counted: Tensor, rows: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the mean loss of the `counted` rows, computed `rows` at a time, and save its
+        gradient with respect to the logits.
+        """
         dtype = torch.promote_types(logits.dtype, torch.float32)
         share = counted.to(dtype)
         share /= share.sum()
@@ -78,7 +81,7 @@ class _Mean(torch.autograd.Function):
         total = logits.new_zeros((), dtype=dtype)
         for start in range(0, len(logits), rows):
             part = slice(start, start + rows)
-            loss, slope = of(part, logits[part].to(dtype))
+            loss, slope = row_losses(part, logits[part].to(dtype))
             total += loss.dot(share[part])
             if slopes is not None:
                 slopes[part] = slope.mul_(share[part].unsqueeze(-1))

@@ -18,7 +18,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     after an error too.
     """
     training = [part for model in models for part in model.modules() if part.training]
-    replaced = [field for model in models for field in name_outputs(model)]
+    replaced = [field for model in models for field in set_named_outputs(model)]
     for model in models:
         model.eval()
     try:
@@ -30,12 +30,12 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             vars(config)[name] = value
 
 
-def name_outputs(model: nn.Module) -> list[tuple[Any, str, Any]]:
+def set_named_outputs(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Set a model's configurations so that it returns its logits by name; return the replaced
     fields as (configuration, name, value).
     """
-    parts = (vars(part).get("config") for part in model.modules())
-    configs = {id(part): part for part in parts if hasattr(part, "__dict__")}.values()
+    values = (vars(module).get("config") for module in model.modules())
+    configs = {id(config): config for config in values if hasattr(config, "__dict__")}.values()
     replaced = [
         (config, name, vars(config)[name])
         for config in configs

@@ -14,14 +14,18 @@ from wakeful.variants import build
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of `folded(decoder)` for a decoder of this configuration."""
+    """Return the configuration of a decoder after folding: with the norm and embedding that remain
+    once their scales are in the matrices.
+
+    An embedding that changes so is no longer tied to the head.
+    """
     norm: Norm = build("norms", config.norm)
     embedding: Embedding = build("embeddings", config.embedding)
     return dataclasses.replace(
         config,
-        norm=norm.plainer or config.norm,
-        embedding=embedding.plainer or config.embedding,
-        tied=config.tied and not embedding.plainer,
+        norm=norm.folded_name or config.norm,
+        embedding=embedding.folded_name or config.embedding,
+        tied=config.tied and not embedding.folded_name,
     )
 
 
@@ -39,7 +43,7 @@ def folded(decoder: Decoder) -> Decoder:
     for name, module in decoder.named_modules():
         if isinstance(module, Norm):
             new |= {f"{name}.{part}": tensor for part, tensor in module.folded().items()}
-    if decoder.embedding.plainer:
+    if decoder.embedding.folded_name:
         table, head = decoder.embedding.folded(decoder.embed.weight, decoder.head.weight)
         new |= {"embed.weight": table, "head.weight": head}
     changes = {"norm": config.norm, "embedding": config.embedding, "tied": config.tied}

@@ -39,7 +39,7 @@ class Norm(Variant, nn.Module, ABC):
     """True if the norm subtracts the mean over the channels."""
     scales_channels: ClassVar[bool] = False
     """True if single channels have scales or biases, which a rotation would mix."""
-    plainer: ClassVar[str] = ""
+    folded_name: ClassVar[str] = ""
     """The expression of a simpler norm that is the same function with the `folded` parameters."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Norm(Variant, nn.Module, ABC):
         """Adapt parameters copied from the same norm in another layer to this norm's position."""
 
     def folded(self) -> dict[str, Tensor]:
-        """Return the parameters, by name, with which the `plainer` norm is the same function."""
+        """Return the parameters with which the norm `folded_name` is the same function."""
         return {}
 
     @abstractmethod

@@ -94,7 +94,7 @@ class RMSNormSingle(Norm):
 
     name = "rmsnorm_single"
     examples = ("rmsnorm_single",)
-    plainer = "rmsnorm"
+    folded_name = "rmsnorm"
 
     def attach(self, spec: NormSpec) -> None:
         super().attach(spec)

@@ -22,7 +22,7 @@ class LayerNormScaling(RMSNorm):
     name = "layernorm_scaling"
     examples = ("layernorm_scaling",)
     neutral = None
-    plainer = "rmsnorm"
+    folded_name = "rmsnorm"
 
     def attach(self, spec: NormSpec) -> None:
         super().attach(spec)

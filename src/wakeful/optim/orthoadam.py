@@ -306,7 +306,7 @@ class OrthoAdam(torch.optim.Optimizer):
     def _check_names(self, saved: list[str] | None, parameters: list[Tensor]) -> None:
         """Raise `WakefulError` if the saved names differ from this optimizer's.
 
-        The recorded rotations do not show it for parameters that are not rotated or share one.
+        Comparing rotations alone would miss a swap of parameters that have no rotation or the same.
         """
         if saved is None or "param_names" not in self.param_groups[0]:
             return

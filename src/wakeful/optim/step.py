@@ -33,7 +33,7 @@ class ParameterStep:
         self.parameter = parameter
         self.rotations = rotated.rotations or ()
         self.state = state
-        self.transposed = rotated.axes[:1] == (0,)
+        self.transposed = bool(rotated.axes) and rotated.axes[0] == 0
         self.layout = layout_for(parameter, rotated.axes)
         self.exp_avg = self._view(state["exp_avg"])
         self.exp_avg_sq = self._view(state["exp_avg_sq"])
@@ -43,7 +43,7 @@ class ParameterStep:
         self.eps = float(group["eps"])
         self.lr = float(group["lr"])
         self.weight_decay = group["weight_decay"]
-        self.count = 0
+        self.step_number = 0
 
     def _view(self, tensor: Tensor) -> Tensor:
         tensor = local_part(tensor, self.layout)
@@ -52,7 +52,7 @@ class ParameterStep:
     def begin(self) -> None:
         """Count the step, and let a learned basis see the gradient."""
         self.state["step"] += 1
-        self.count = self.state["step"].item()
+        self.step_number = self.state["step"].item()
         for side, rotation in enumerate(self.rotations):
             if isinstance(rotation, LearnedRotation):
                 grad = self.grad.to(self.exp_avg.dtype)
@@ -104,7 +104,7 @@ def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
     alike: dict[tuple[torch.device, torch.dtype, int], list[ParameterStep]] = {}
     for job in jobs:
         job.begin()
-        alike.setdefault((job.parameter.device, job.exp_avg.dtype, job.count), []).append(job)
+        alike.setdefault((job.parameter.device, job.exp_avg.dtype, job.step_number), []).append(job)
     for (device, _, _), some in alike.items():
         with torch.autocast(device.type, enabled=False):
             if kernel == "foreach" or (kernel == "auto" and device.type != "cpu"):
@@ -132,5 +132,5 @@ def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:
         exp_avg_sqs,
         [job.back for job in jobs],
         lr=first.lr, betas=(first.beta1, first.beta2), eps=first.eps,
-        weight_decay=first.weight_decay, count=first.count,
+        weight_decay=first.weight_decay, count=first.step_number,
     )  # fmt: skip

@@ -99,7 +99,7 @@ class OrthoAdam(torch.optim.Optimizer):
         for full_name, parameter in zip(group.get("param_names", numbered), group["params"]):  # noqa: B905
             name = re.sub(r"(?<![^.])(?:module|_orig_mod)\.", "", full_name)  # DDP, torch.compile
             matrix = parameter.dim() == 2
-            axis = self.axes.setdefault(name, int(not writes(name))) if matrix else None
+            axis = self.axes.setdefault(name, 0 if writes(name) else 1) if matrix else None
             self._rotated[parameter] = RotatedParameter(name, axis, self._kind, self._seed)
         group["rotations"] = [self._rotated[p].describe(p) for p in group["params"]]
 

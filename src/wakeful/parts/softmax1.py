@@ -96,7 +96,7 @@ def sink_softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
 def attend_with_sink(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """Return attention with a sink (B, L, H, d); inside `torch.func` by the definition."""
+    """Return attention (B, L, H, d) with one more logit `sink` (H,), by formula in `torch.func`."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return _by_definition(q, k, v, sink, keep, causal, scale)
     return SinkAttention.apply(q, k, v, sink, keep, causal, scale)[0]  # pyright: ignore

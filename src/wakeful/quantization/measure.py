@@ -137,7 +137,7 @@ def measure_damage(
     # Where projections beside the embeddings are multiplied into them, or experts come apart, the
     # layers that were quantized are those of another form of the model.
     layers = {name for small in quantized.values() for name in quantized_layers(small)}
-    unchanged = isinstance(model, Decoder) and not model.embedding.plainer
+    unchanged = isinstance(model, Decoder) and not model.embedding.folded_name
     plain = model if unchanged else prepared_as(model, layers)
     # Modules exist once under one name, even if they are called from several places.
     names = block_paths(plain)

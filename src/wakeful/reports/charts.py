@@ -349,8 +349,8 @@ def slug(title: str) -> str:
 def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
     """Return a specification for a chart outside a page, as a picture.
 
-    It gets a width, a title, the legends that a page draws itself and the initial choice of a list;
-    what only a pointer shows is left out.
+    It has a title, legends, which a page draws itself, and the first choice of its drop-down list;
+    `width` replaces the width of a chart that fills a page. What only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
     spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
@@ -361,7 +361,7 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
     if "layer" in spec:
         spec["layer"] = [layer for layer in spec["layer"] if layer.get("description") != _NEAREST]
     if "params" in spec:
-        # Of a point that follows the pointer, what selects it is a table.
+        # The parameter of a point that follows the pointer has select = {"nearest": true, ...}.
         spec["params"] = [p for p in spec["params"] if "nearest" not in p.get("select", ())]
     return spec | {"width": width} if spec.get("width") == "container" else spec
 
@@ -408,10 +408,11 @@ def _longest_legend_name(part: Any) -> int:
         return max(map(_longest_legend_name, part), default=0)
     if not isinstance(part, dict):
         return 0
-    scale = part.get("scale") if part.get("legend", {}) is not None else None
+    hides_legend = "legend" in part and part["legend"] is None
+    scale = None if hides_legend else part.get("scale")
     names = scale.get("domain") if isinstance(scale, dict) else None
     lengths = [len(name) for name in names or () if isinstance(name, str)]
-    inside = [_longest_legend_name(name) for key, name in part.items() if key != "datasets"]
+    inside = [_longest_legend_name(child) for key, child in part.items() if key != "datasets"]
     return max([*lengths, *inside], default=0)
 
 

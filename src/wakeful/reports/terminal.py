@@ -69,7 +69,7 @@ def _table_grid(table: Table) -> Grid:
         else:
             fits = all(len(cell.text) <= _LONGEST for cell in cells)
             grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
-    with_notes = table.kind == ""
+    with_notes = not table.kind  # tables of a kind have their notes in sentences
     for row in zip(*(cells for _, cells in columns), strict=True):
         grid.add_row(*(_cell_line(cell, with_notes=with_notes) for cell in row))
     return grid

@@ -37,6 +37,7 @@ class Gated(Gates):
             raise WakefulError('gated: start is used by gate="sigmoid" and "mix" only, not "relu"')
         super().__init__(start=start, channels=channels)
         self.gate: Gate = gate
+        # At this bias the gate is shut: σ(−8) ≈ 0; "mix" weighs the plain value, so σ(8) ≈ 1.
         self.plain_bias = 8.0 if gate == "mix" else -8.0
         self.biased = gate != "relu"
         # ReLU has no gradient at W = 0, so W starts as in the authors' code.

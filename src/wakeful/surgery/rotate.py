@@ -76,7 +76,7 @@ def rotate(
     kind = check_rotates(decoder, rotation, stream=stream, values=values)
     stream = stream and type(kind) is not Identity
     inner = inner and not decoder.config.mlp_rotation
-    plain = folded(decoder) if decoder.embedding.plainer else decoder
+    plain = folded(decoder) if decoder.embedding.folded_name else decoder
     turned = copy.deepcopy(plain, {id(p): p for p in plain.parameters()}).eval()
     if stream:
         _untie_head(turned)

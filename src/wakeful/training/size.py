@@ -112,6 +112,7 @@ def _count_parameters(model: ModelConfig) -> tuple[int, int]:
     counts = {
         block: sum(weight.numel() for weight in block.parameters()) for block in set(sketch.blocks)
     }
+    # Equal layers share one block of the sketch, whose weights parameters() yields once.
     total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
     if model.tied:  # the head's product is by the embedding's table
         embedded -= sketch.embed.weight.numel()
