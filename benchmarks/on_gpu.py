@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from wakeful.config.schema import Config, config_from_table
-from wakeful.config.tables import merged, on_preset
+from wakeful.config.tables import merge_over_preset, merge_tables
 from wakeful.device import H100
 from wakeful.errors import WakefulError
 from wakeful.training.size import run_size
@@ -127,7 +127,7 @@ def asked(question: Question, memory: int, text: str, size: int, folder: Path) -
     """
     for preset in question.presets:
         table = comparison(question, preset, text)
-        config = config_from_table(on_preset(table, preset))
+        config = config_from_table(merge_over_preset(table, preset))
         if run_size(config).memory > ROOM * memory:
             continue
         steps = steps_of(config, question.seconds / len(question.rows), size)
@@ -141,7 +141,7 @@ def asked(question: Question, memory: int, text: str, size: int, folder: Path) -
 
 def comparison(question: Question, preset: str, text: str) -> dict[str, Any]:
     """Return what all rows of a question have with a preset, as a table."""
-    length = config_from_table(on_preset({"preset": preset}, preset)).train.length
+    length = config_from_table(merge_over_preset({"preset": preset}, preset)).train.length
     shared: dict[str, Any] = {
         "preset": preset,
         "data": {"source": text, "tokenizer": "", "vocab_size": 8192, "max_bytes": MOST_BYTES,
@@ -151,7 +151,7 @@ def comparison(question: Question, preset: str, text: str) -> dict[str, Any]:
                   "diagnose": {"every": 0}},
     }  # fmt: skip
     shared["train"]["micro_batch_size"] = min(16, shared["train"]["batch_size"])
-    return merged(shared, question.fields)
+    return merge_tables(shared, question.fields)
 
 
 def steps_of(config: Config, seconds: float, size: int) -> int:
@@ -196,8 +196,10 @@ def smoke(folder: Path, text: str) -> list[Step]:
         "optimizer": {"warmup_steps": 1},
     }  # fmt: skip
     return [
-        step_of(each, merged(comparison(each, each.presets[-1], text), small), each.presets[-1],
-                folder)
+        step_of(
+            each, merge_tables(comparison(each, each.presets[-1], text), small),
+            each.presets[-1], folder,
+        )
         for each in QUESTIONS
     ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from benchmarks.timing import Ratio, compare
 from wakeful.loading.load import load
 from wakeful.quantization import SCHEMES
 from wakeful.quantization.convert import quantize_module
-from wakeful.quantization.linear import quantized
+from wakeful.quantization.linear import quantize_layer
 
 SHAPES = ((576, 1536), (1536, 576))
 TOKENS = (512, 1)
@@ -32,7 +32,7 @@ def ratios() -> Iterator[Ratio]:
         layers = [nn.Linear(*shape, bias=False) for shape in SHAPES]
         inputs = [torch.randn(1, tokens, shape[0]) for shape in SHAPES]
         for name, scheme in SCHEMES.items():
-            small = [quantized(layer, scheme, "integer") for layer in layers]
+            small = [quantize_layer(layer, scheme, "integer") for layer in layers]
 
             def run(chosen: Sequence[nn.Module], inputs: list[torch.Tensor] = inputs) -> None:
                 for layer, x in zip(chosen, inputs, strict=True):

@@ -26,7 +26,7 @@ from benchmarks.on_gpu import (
 )
 
 from wakeful.config.schema import Config, config_from_table
-from wakeful.config.tables import on_preset
+from wakeful.config.tables import merge_over_preset
 from wakeful.errors import WakefulError
 from wakeful.training.size import run_size
 
@@ -38,7 +38,7 @@ def trained(step: Step) -> Config:
     """Return what the rows of a step's comparison have."""
     table = tomllib.loads(step.comparison)
     rows = {key: each for key, each in table.items() if key not in ("seeds", "variants")}
-    return config_from_table(on_preset(rows, step.name))
+    return config_from_table(merge_over_preset(rows, step.name))
 
 
 def test_the_plan_is_of_25_minutes_and_asks_large_models_most_valuable_first() -> None:

@@ -14,7 +14,7 @@ import tomli_w
 from evaluation.models import save_llama
 from test_commands import BEGINS, BLOCK, PLACEHOLDER, ROOT
 from training.runs import write_text
-from wakeful.config.tables import merged, on_preset, own_table
+from wakeful.config.tables import merge_over_preset, merge_tables, read_preset_table
 
 PAGES = ("README.md", "docs/getting-started.md", "docs/train.md", "docs/compare.md")
 SKIPPED: dict[str, str] = {}
@@ -84,7 +84,7 @@ def table(page: str) -> str:
 def place(tmp_path: Path) -> Path:
     """Give a folder with what the pages name in it, each of them tiny."""
     for name, text in PRESETS.items():
-        small = merged(on_preset(own_table(name), name), tomllib.loads(text))
+        small = merge_tables(merge_over_preset(read_preset_table(name), name), tomllib.loads(text))
         (tmp_path / name).write_text(tomli_w.dumps(small), "utf-8")
     compared = table("docs/compare.md") + PRESETS["cpu-tiny"]
     (tmp_path / "my.toml").write_text(compared, "utf-8")

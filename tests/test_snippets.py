@@ -19,8 +19,8 @@ import pytest
 import wakeful
 from evaluation.models import save_llama
 from training.runs import WORDS, write_text
-from wakeful.config.schema import config_from, variants_of
-from wakeful.config.tables import on_preset
+from wakeful.config.schema import load_config, split_variants
+from wakeful.config.tables import merge_over_preset
 from wakeful.hf.cache import CACHE
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import make_optimizer
@@ -190,7 +190,7 @@ def test_the_tables_of_a_page_describe_models_and_optimizers(
     outside = ModuleType("my_module")
     monkeypatch.setitem(sys.modules, "my_module", outside)
     exec(OUTSIDE, vars(outside))
-    table = on_preset({"preset": "cpu-tiny"} | tomllib.loads(text), f"{page}, {number}")
-    for row in variants_of("table", table).values():
-        config = config_from(row)
+    table = merge_over_preset({"preset": "cpu-tiny"} | tomllib.loads(text), f"{page}, {number}")
+    for row in split_variants("table", table).values():
+        config = load_config(row)
         make_optimizer(config, Decoder(replace(config.model, vocab_size=300)))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import wakeful
 from wakeful.config.keywords import short_names
-from wakeful.config.options import Heading, Option, options_of
+from wakeful.config.options import Heading, Option, iterate_options
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.evaluation.options import EvaluateOptions
@@ -112,7 +112,7 @@ def function(name: str, kind: type) -> str:
 def keywords(kind: type) -> Iterator[Option]:
     """Yield the options at the top of a dataclass, parts as a whole, then its short names."""
     hints = typing.get_type_hints(kind)
-    flat = {option.name: option for option in options_of(kind)}
+    flat = {option.name: option for option in iterate_options(kind)}
     for entry in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[entry.name]):
             words = f"Fields of `{hints[entry.name].__name__}`, or a table of them."

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wakeful.config.schema import config_from_table, seeds_of, variants_of
+from wakeful.config.schema import config_from_table, read_seeds, split_variants
 from wakeful.config.tables import read_table
 from wakeful_papers.exhibits.exhibit import SCALES, exhibit
 from wakeful_papers.exhibits.plan import plan_of
@@ -11,8 +11,10 @@ from wakeful_papers.exhibits.plan import plan_of
 def test_every_patient_has_three_seeds_and_follows_its_heads() -> None:
     for name in ("patient", "patient-rotary", "patient-deep"):
         table = read_table(name)
-        assert seeds_of(table) == [0, 1, 2]
-        configs = {key: config_from_table(entry) for key, entry in variants_of(name, table).items()}
+        assert read_seeds(table) == [0, 1, 2]
+        configs = {
+            key: config_from_table(entry) for key, entry in split_variants(name, table).items()
+        }
         assert all(config.train.diagnose.heads for config in configs.values())
         layers = {config.model.num_layers for config in configs.values()}
         assert layers == {3 if name == "patient-deep" else 1}

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from wakeful.config.model import VARIANTS
-from wakeful.config.rows import rows_of
+from wakeful.config.rows import read_rows
 from wakeful.config.schema import (
     Config,
-    chosen_variants,
     config_from_table,
     config_to_toml,
-    layouts_of,
-    seeds_of,
-    variants_of,
+    read_layouts,
+    read_seeds,
+    select_variants,
+    split_variants,
 )
-from wakeful.config.tables import merged, preset_names, read_table
+from wakeful.config.tables import merge_tables, preset_names, read_table
 from wakeful.data.mixture import mixture_of
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
@@ -85,13 +85,13 @@ def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_is_of_whole_configurations(name: str) -> None:
     table = read_table(name)
-    rows = variants_of(name, table)
+    rows = split_variants(name, table)
     configs = {variant: config_from_table(entry) for variant, entry in rows.items()}
     assert len(configs) >= 2
     assert all(config.name == variant for variant, config in configs.items())
     different = {config_to_toml(dataclasses.replace(c, name="x")) for c in configs.values()}
     assert len(different) == len(configs)
-    for layout in (exhibit(each).table for each in layouts_of(table)):
+    for layout in (exhibit(each).table for each in read_layouts(table)):
         # Every row that the published table has is trained, and what its columns show is measured.
         rows = set(layout.labels or configs) & set(configs)
         if layout.labels:  # else it has the comparison's rows, and its baseline
@@ -111,8 +111,8 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
 
 
 def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
-    rows = {name: variants_of(name, read_table(name)) for name in ("arena", "arena-patient")}
-    assert list(rows["arena"]) == list(variants_of("arena-text", read_table("arena-text")))
+    rows = {name: split_variants(name, read_table(name)) for name in ("arena", "arena-patient")}
+    assert list(rows["arena"]) == list(split_variants("arena-text", read_table("arena-text")))
     assert list(rows["arena"]) == list(rows["arena-patient"])
     configs = [config_from_table(entry).model for entry in rows["arena"].values()]
     references = {"crosslayer", "identity_mapping", "attention_residual", "query_residual",
@@ -127,16 +127,16 @@ def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
         used = {getattr(model, field).partition("(")[0] for model in configs}
         assert known - references == used, field
     ground, *others = (
-        config_from_table(variants_of(name, read_table(name))["vanilla"])
+        config_from_table(split_variants(name, read_table(name))["vanilla"])
         for name in ("arena", "arena-combined", "arena-optimizers", "arena-best")
     )
     assert others == [ground] * 3
     patients = (
-        config_from_table(variants_of(name, read_table(name))["vanilla"])
+        config_from_table(split_variants(name, read_table(name))["vanilla"])
         for name in ("arena-patient", "arena-patient-best")
     )
     assert len(set(map(config_to_toml, patients))) == 1
-    eight = variants_of("", read_table("arena-124m"))
+    eight = split_variants("", read_table("arena-124m"))
     assert len(eight) == 10  # beside vanilla and wakeful-best
     eight.pop("wakeful-best")
     assert eight.keys() < rows["arena"].keys()
@@ -176,7 +176,7 @@ def test_sizes_are_those_of_the_arithmetic(name: str) -> None:
 
 
 def test_gpt2_small_with_biases_is_openais() -> None:
-    config = config_from_table(merged(read_table("gpt2-small"), {"model": {"bias": True}}))
+    config = config_from_table(merge_tables(read_table("gpt2-small"), {"model": {"bias": True}}))
     assert num_parameters(config) == 124_439_808
 
 
@@ -223,7 +223,7 @@ def test_paper_sizes_name_the_papers_text_and_tokenizer(name: str) -> None:
 @pytest.mark.parametrize("name", ["table2", "table2-llama", "table3", "table4", "table6"])
 def test_rows_of_the_activation_tables_differ_in_softmax_and_optimizer_alone(name: str) -> None:
     table = read_table(f"activation-{name}")
-    rows = {key: config_from_table(entry) for key, entry in variants_of("", table).items()}
+    rows = {key: config_from_table(entry) for key, entry in split_variants("", table).items()}
     base = rows["vanilla"]
     for config in rows.values():
         assert (config.model.norm, config.model.bias) == ("rmsnorm_single", False)
@@ -236,8 +236,8 @@ def test_rows_of_the_activation_tables_differ_in_softmax_and_optimizer_alone(nam
 
 
 def test_rmsprops_learning_rates_are_tried_on_table_5s_row() -> None:
-    table5 = rows_of(["activation-table5"]).variants
-    rows = rows_of(["activation-rmsprop-lr"]).variants
+    table5 = read_rows(["activation-table5"]).variants
+    rows = read_rows(["activation-rmsprop-lr"]).variants
     rates = [row.optimizer.lr for name, row in rows.items() if name != "vanilla"]
     assert rates == [1e-4, 3e-4, 1e-3, 3e-3]
     for name, row in rows.items():
@@ -249,8 +249,8 @@ def test_rmsprops_learning_rates_are_tried_on_table_5s_row() -> None:
 
 
 def test_wakeful_best_stands_beside_every_row_of_its_larger_ground() -> None:
-    rows = rows_of(["arena-text"])
-    best = rows_of(["arena-text-best"])
+    rows = read_rows(["arena-text"])
+    best = read_rows(["arena-text-best"])
     assert list(best.variants) == [*rows.variants, "wakeful-best", "rotary"]
     assert all(best.variants[name] == row for name, row in rows.variants.items())
     assert (best.layouts, best.seed_sets) == (rows.layouts, rows.seed_sets)
@@ -264,7 +264,7 @@ def test_wakeful_best_stands_beside_every_row_of_its_larger_ground() -> None:
     assert best.variants["wakeful-best"] == dataclasses.replace(own, name="wakeful-best")
     rotary = dataclasses.replace(vanilla.model, positions="rotary")
     assert best.variants["rotary"] == dataclasses.replace(vanilla, name="rotary", model=rotary)
-    chosen = chosen_variants(best.variants, ["vanilla", "muon", "wakeful-best"])
+    chosen = select_variants(best.variants, ["vanilla", "muon", "wakeful-best"])
     assert list(chosen) == ["vanilla", "muon", "wakeful-best"]
 
 
@@ -272,7 +272,7 @@ def test_wakeful_best_stands_beside_every_row_of_its_larger_ground() -> None:
 def test_layernorm_scaling_is_trained_without_scaled_initialization(name: str) -> None:
     """Its authors: combining the two diminishes its effectiveness (2502.05795)."""
     table = read_table(name)
-    rows = {key: config_from_table(entry) for key, entry in variants_of("", table).items()}
+    rows = {key: config_from_table(entry) for key, entry in split_variants("", table).items()}
     assert rows["layernorm-scaling"].model.norm == "layernorm_scaling"
     assert not rows["layernorm-scaling"].model.scale_residual_init
 
@@ -288,8 +288,10 @@ def test_from_attention_to_activation_has_its_batch_and_context(name: str) -> No
 
 def test_the_demonstration_compares_twins() -> None:
     table = read_table("demo")
-    assert seeds_of(table) == [0]
-    twins = {name: config_from_table(entry) for name, entry in variants_of("demo", table).items()}
+    assert read_seeds(table) == [0]
+    twins = {
+        name: config_from_table(entry) for name, entry in split_variants("demo", table).items()
+    }
     assert list(twins) == ["vanilla", "resformer", "svformer", "softmax1"]
     vanilla = twins["vanilla"]
     for name, config in twins.items():

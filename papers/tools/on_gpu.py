@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import wakeful
 from wakeful.config.schema import Config, config_from_table, config_to_table
-from wakeful.config.tables import merged, on_preset
+from wakeful.config.tables import merge_over_preset, merge_tables
 from wakeful.data.preparing import prepare
 from wakeful.device import H100
 from wakeful.errors import Interrupted, WakefulError
@@ -118,7 +118,7 @@ def row_table(kind: Kind, row: str) -> Mapping[str, Any]:
         return _TABLE_2[row] if kind == "outliers" else {}
     text = resources.files("wakeful_papers").joinpath("papers/headline/values.toml").read_text()
     compared = tomllib.loads(text)["compare"]
-    return merged({"data": compared["data"]}, compared["variants"][row])
+    return merge_tables({"data": compared["data"]}, compared["variants"][row])
 
 
 def config_of(job: Job, row: str, seed: int, text: str, *, rate: float, smoke: bool) -> Config:
@@ -142,14 +142,14 @@ def config_of(job: Job, row: str, seed: int, text: str, *, rate: float, smoke: b
             "diagnose": {"every": look_step(steps, job.tokens), "num_sequences": 16},
         },
     }  # fmt: skip
-    table = merged(merged(body, shared), row_table(job.kind, row))
+    table = merge_tables(merge_tables(body, shared), row_table(job.kind, row))
     if rate:
-        table = merged(table, {"optimizer": {"lr": rate}})
+        table = merge_tables(table, {"optimizer": {"lr": rate}})
     if smoke:
         heads = table["model"].get("num_kv_heads", 0)
-        table = merged(table, _SMALL)
+        table = merge_tables(table, _SMALL)
         table["model"]["num_kv_heads"] = 1 if heads else 0
-    return config_from_table(on_preset(table, row))
+    return config_from_table(merge_over_preset(table, row))
 
 
 def look_step(steps: int, tokens: float) -> int:
@@ -163,7 +163,7 @@ def seconds_of(job: Job, name: str) -> float:
     for row in job.rows:
         config = config_of(job, row, 0, "text", rate=0.0, smoke=False)
         config = config_from_table(
-            merged(config_to_table(config), {"data": {"vocab_size": VOCABULARY}})
+            merge_tables(config_to_table(config), {"data": {"vocab_size": VOCABULARY}})
         )
         total += run_size(config).operations * job.tokens / H100
     if name == "heirs":  # an heir and a random start of two thirds of the layers, and the reference
@@ -268,7 +268,7 @@ def table_2_rate(text: str, runs: Path, *, smoke: bool) -> float:
     step = config.train.diagnose.every
     begun = (folder / "run.json").is_file()
     if not begun:
-        short = merged(config_to_table(config), {"train": {"checkpoint_every": step}})
+        short = merge_tables(config_to_table(config), {"train": {"checkpoint_every": step}})
         config = config_from_table(short)
     watcher = _KurtosisWatcher(folder, step)
     with contextlib.suppress(Interrupted), watcher:

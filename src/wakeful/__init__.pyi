@@ -259,7 +259,7 @@ def quantize(
     save: str | PathLike[str] = "",
     arithmetic: Literal["reference", "integer"] = "integer",
     skip: Iterable[str] | str = (),
-    others: Iterable[str] | str = (),
+    layer_schemes: Iterable[str] | str = (),
     sensitivity: bool = False,
     for_: Literal["vllm", "llama.cpp"] = "vllm",
     bits: float = 0.0,
@@ -269,21 +269,21 @@ def quantize(
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
 ) -> Quantization:
-    """Quantize models' linear layers and caches, and measure on a text what that costs.
+    """Quantize models' linear layers and caches, and measure the damage on a text.
 
         small = wakeful.quantize("smollm2", "coarse").model
         wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
         wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
 
-    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
-    measured.
+    The models themselves stay unchanged. A single model is measured only with `text`, `out`,
+    `sensitivity`, or a budget of `bits`, `bytes` or `loss`.
 
     Args:
-        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
-            them in a list, which are measured one after another and make one matrix.
-        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
-        tokenizer: of a module in memory.
-        display: shows progress; None is a bar where there is a terminal.
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or a list of
+            several, which are measured one after another.
+        schemes: names or expressions, as in `QuantizeOptions.scheme`, or `Scheme` objects.
+        tokenizer: the tokenizer of a module in memory.
+        display: shows progress; None shows a bar in a terminal.
         figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -294,43 +294,48 @@ def quantize(
         dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
         trust_remote_code: Run code that comes with the model. Leave it out for models you do
             not trust.
-        scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
-            per="channel")). None: fine, moderate, coarse, w4. Beside --bits: what each layer
-            may take, in place of the engine's formats.
-        scales: Activation scales: of the current tensor, or calibrated once; with both, each
-            that can be is measured.
+        scheme: A scheme's name (listed below) or expression: scheme(weights=absmax(bits=6,
+            per="channel")). None: fine, moderate, coarse, w4. With --bits, --bytes or --loss:
+            formats to choose from instead of the engine's.
+        scales: Activation scales: computed from the current tensor (dynamic) or from
+            calibration text (static). With both, schemes are measured with each kind that they
+            allow.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
-        calibration_sequences: Sequences for static scales, methods and caches that need them.
-        calibration_text: Texts to calibrate on, with equally many sequences of each, named as
-            for --text. None: the sequences that follow the measured ones.
-        save: Folder to create with the quantized model, as compressed-tensors, which
-            Transformers and vLLM load. Takes one scheme that the format has.
-        arithmetic: Dequantized numbers, or int8 products; the same to rounding.
+        calibration_sequences: Calibration sequences for static scales, methods and caches that
+            need them.
+        calibration_text: Texts to calibrate on, named as for --text, with equally many
+            sequences from each. None: the sequences that follow the measured ones.
+        save: Folder to create with the quantized model in the format compressed-tensors, which
+            Transformers and vLLM load. Needs a single scheme that the format supports.
+        arithmetic: Multiply dequantized numbers (reference) or int8 codes (integer); equal up
+            to rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
-        others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
-        sensitivity: Rank layers by the loss that each costs alone. Takes one scheme.
-        for_: Engine whose formats --bits, --bytes and --loss choose among. llama.cpp: Q4_0,
-            Q5_0, Q8_0 and F16, of embeddings and head too; --save NAME.gguf writes the file,
+        layer_schemes: Other schemes for single layers, by name or pattern: lm_head=w8a8.
+        sensitivity: Rank layers by the loss increase when each alone is quantized. Needs a
+            single scheme.
+        for_: Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0,
+            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file,
             NAME.txt the flags of llama-quantize.
-        bits: Choose a format for each layer, within so many bits per weight with their scales;
-            embeddings and the head are counted apart. 0: every layer takes the scheme.
-        bytes: The same, within so many bytes of the whole file.
-        loss: The same, with the fewest bytes that raise the loss by so many nats per token.
-        cache: Beside --bits, --bytes or --loss: hold keys and values in 8 bits too, with a
-            scale per tensor that calibration text gives. Empty: as they are.
-        tune: Steps of training the scales of the chosen formats by KL from the model, each on
-            about 1,024 further tokens of the calibration text; they stay untrained unless other
-            text gets better.
-        tuning_state: File that keeps the state of --tune; the same command goes on from it.
+        bits: Choose a format for each layer, with at most this many bits per weight on average,
+            scales included, embeddings and head not. 0: every layer has the same scheme.
+        bytes: Choose a format for each layer, with at most this many bytes for the whole file.
+        loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
+            most this many nats per token.
+        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
+            scale per tensor from calibration text. Empty: full precision.
+        tune: Steps of training the scales of the chosen formats by KL from the full-precision
+            model, each on about 1,024 further tokens of calibration text. The trained scales
+            are used only if they lower the KL on other text.
+        tuning_state: File that stores the state of --tune, from which the same command
+            continues.
 
-    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
-    may exist. A scheme that the format lacks is measured only.
+    `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
+    may exist.
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
-            lacks, or `out` or `save` exists. What was measured of the models before is written to
-            `out`.
+            width or needs calibration text, compressed-tensors does not support what `save` asks
+            for, or `out` or `save` exists. Results of models before that one are written to `out`.
     """
 
 @overload
@@ -356,7 +361,7 @@ def quantize(
     save: str | PathLike[str] = "",
     arithmetic: Literal["reference", "integer"] = "integer",
     skip: Iterable[str] | str = (),
-    others: Iterable[str] | str = (),
+    layer_schemes: Iterable[str] | str = (),
     sensitivity: bool = False,
     for_: Literal["vllm", "llama.cpp"] = "vllm",
     bits: float = 0.0,
@@ -366,21 +371,21 @@ def quantize(
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
 ) -> QuantizationMatrix:
-    """Quantize models' linear layers and caches, and measure on a text what that costs.
+    """Quantize models' linear layers and caches, and measure the damage on a text.
 
         small = wakeful.quantize("smollm2", "coarse").model
         wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
         wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
 
-    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
-    measured.
+    The models themselves stay unchanged. A single model is measured only with `text`, `out`,
+    `sensitivity`, or a budget of `bits`, `bytes` or `loss`.
 
     Args:
-        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
-            them in a list, which are measured one after another and make one matrix.
-        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
-        tokenizer: of a module in memory.
-        display: shows progress; None is a bar where there is a terminal.
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or a list of
+            several, which are measured one after another.
+        schemes: names or expressions, as in `QuantizeOptions.scheme`, or `Scheme` objects.
+        tokenizer: the tokenizer of a module in memory.
+        display: shows progress; None shows a bar in a terminal.
         figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
             Empty: a run's own task, or python-stdlib.
@@ -391,43 +396,48 @@ def quantize(
         dtype: Arithmetic of the full-precision model; what is measured is float32 or better.
         trust_remote_code: Run code that comes with the model. Leave it out for models you do
             not trust.
-        scheme: A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
-            per="channel")). None: fine, moderate, coarse, w4. Beside --bits: what each layer
-            may take, in place of the engine's formats.
-        scales: Activation scales: of the current tensor, or calibrated once; with both, each
-            that can be is measured.
+        scheme: A scheme's name (listed below) or expression: scheme(weights=absmax(bits=6,
+            per="channel")). None: fine, moderate, coarse, w4. With --bits, --bytes or --loss:
+            formats to choose from instead of the engine's.
+        scales: Activation scales: computed from the current tensor (dynamic) or from
+            calibration text (static). With both, schemes are measured with each kind that they
+            allow.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
-        calibration_sequences: Sequences for static scales, methods and caches that need them.
-        calibration_text: Texts to calibrate on, with equally many sequences of each, named as
-            for --text. None: the sequences that follow the measured ones.
-        save: Folder to create with the quantized model, as compressed-tensors, which
-            Transformers and vLLM load. Takes one scheme that the format has.
-        arithmetic: Dequantized numbers, or int8 products; the same to rounding.
+        calibration_sequences: Calibration sequences for static scales, methods and caches that
+            need them.
+        calibration_text: Texts to calibrate on, named as for --text, with equally many
+            sequences from each. None: the sequences that follow the measured ones.
+        save: Folder to create with the quantized model in the format compressed-tensors, which
+            Transformers and vLLM load. Needs a single scheme that the format supports.
+        arithmetic: Multiply dequantized numbers (reference) or int8 codes (integer); equal up
+            to rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
-        others: Layers that take another scheme, by name or pattern: lm_head=w8a8.
-        sensitivity: Rank layers by the loss that each costs alone. Takes one scheme.
-        for_: Engine whose formats --bits, --bytes and --loss choose among. llama.cpp: Q4_0,
-            Q5_0, Q8_0 and F16, of embeddings and head too; --save NAME.gguf writes the file,
+        layer_schemes: Other schemes for single layers, by name or pattern: lm_head=w8a8.
+        sensitivity: Rank layers by the loss increase when each alone is quantized. Needs a
+            single scheme.
+        for_: Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0,
+            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file,
             NAME.txt the flags of llama-quantize.
-        bits: Choose a format for each layer, within so many bits per weight with their scales;
-            embeddings and the head are counted apart. 0: every layer takes the scheme.
-        bytes: The same, within so many bytes of the whole file.
-        loss: The same, with the fewest bytes that raise the loss by so many nats per token.
-        cache: Beside --bits, --bytes or --loss: hold keys and values in 8 bits too, with a
-            scale per tensor that calibration text gives. Empty: as they are.
-        tune: Steps of training the scales of the chosen formats by KL from the model, each on
-            about 1,024 further tokens of the calibration text; they stay untrained unless other
-            text gets better.
-        tuning_state: File that keeps the state of --tune; the same command goes on from it.
+        bits: Choose a format for each layer, with at most this many bits per weight on average,
+            scales included, embeddings and head not. 0: every layer has the same scheme.
+        bytes: Choose a format for each layer, with at most this many bytes for the whole file.
+        loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
+            most this many nats per token.
+        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
+            scale per tensor from calibration text. Empty: full precision.
+        tune: Steps of training the scales of the chosen formats by KL from the full-precision
+            model, each on about 1,024 further tokens of calibration text. The trained scales
+            are used only if they lower the KL on other text.
+        tuning_state: File that stores the state of --tune, from which the same command
+            continues.
 
-    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
-    may exist. A scheme that the format lacks is measured only.
+    `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
+    may exist.
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
-            lacks, or `out` or `save` exists. What was measured of the models before is written to
-            `out`.
+            width or needs calibration text, compressed-tensors does not support what `save` asks
+            for, or `out` or `save` exists. Results of models before that one are written to `out`.
     """
 
 def inherit(

@@ -6,8 +6,8 @@ from tool import tool_of
 from wakeful.cli import main
 from wakeful.cli.console import OUT
 from wakeful.cli.verbs import list_presets
-from wakeful.config.schema import config_from_table, variants_of
-from wakeful.config.tables import preset_names, preset_text, read_table
+from wakeful.config.schema import config_from_table, split_variants
+from wakeful.config.tables import preset_names, read_preset, read_table
 from wakeful.demonstration.presets import compute_preset_facts
 
 TOOL = tool_of("presets")
@@ -15,7 +15,7 @@ TOOL = tool_of("presets")
 
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
-    first = preset_text(name).splitlines()[0]
+    first = read_preset(name).splitlines()[0]
     assert first.startswith("# ")
     assert first.endswith(".")
     assert len(first) <= 90
@@ -42,7 +42,7 @@ def test_facts_are_those_of_the_file() -> None:
     assert compute_preset_facts("wakeful-best").parameters == 298_496
 
     patient = compute_preset_facts("patient")
-    rows = variants_of("patient", read_table("patient"))
+    rows = split_variants("patient", read_table("patient"))
     assert patient.runs == f"{len(rows)} × 3"
     assert patient.tokens == len(rows) * 3 * 1200 * 32 * 128
     # The task has 97 tokens, whatever a tokenizer would have.
@@ -71,7 +71,7 @@ def test_presets_are_listed_and_printed(
     assert max(map(len, shown.splitlines())) <= 80
     assert all(name in shown for name in preset_names())
     assert main(["presets", "cpu-tiny"]) == 0
-    assert capsys.readouterr().out == preset_text("cpu-tiny")
+    assert capsys.readouterr().out == read_preset("cpu-tiny")
     assert main(["presets", "cpu-tny"]) == 1
     assert "did you mean 'cpu-tiny'" in capsys.readouterr().err
     assert main(["presets", "demo", "arena"]) == 1

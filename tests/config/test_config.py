@@ -23,12 +23,12 @@ from wakeful.config.schema import (
     TRAINED,
     Config,
     DataConfig,
-    config_from,
     config_from_table,
     config_to_table,
     config_to_toml,
+    load_config,
 )
-from wakeful.config.tables import from_table, merged, read_table, to_table
+from wakeful.config.tables import from_table, merge_tables, read_table, to_table
 from wakeful.errors import WakefulError
 
 
@@ -182,7 +182,7 @@ def any_table(draw: st.DrawFn) -> dict[str, dict[str, object]]:
     """Draw a table of a few fields with values of their types."""
     table: dict = {}
     for name in draw(st.lists(st.sampled_from(list(KINDS)), max_size=4, unique=True)):
-        table = merged(table, nested(name, draw(any_value(KINDS[name]))))
+        table = merge_tables(table, nested(name, draw(any_value(KINDS[name]))))
     return table
 
 
@@ -212,14 +212,14 @@ def test_each_field_survives_toml_alone(name: str) -> None:
         tuple: ['é\n"', "\t'"],
     }
     other = CHOICES.get(name, others[type(default)])
-    table = merged(nested(name, other), NEEDS.get(name, {}))
+    table = merge_tables(nested(name, other), NEEDS.get(name, {}))
     config = config_from_table(table)
     read = functools.reduce(getattr, name.split("."), config)
     assert (list(read) if isinstance(read, tuple) else read) == other
     assert read != default
     assert config_from_table(tomllib.loads(config_to_toml(config))) == config
     # Nothing else has changed.
-    alone = config_from_table(merged(config_to_table(Config()), table))
+    alone = config_from_table(merge_tables(config_to_table(Config()), table))
     assert config_to_table(config) == config_to_table(alone)
 
 
@@ -404,7 +404,7 @@ def test_what_a_user_writes_has_no_fields_but_the_known() -> None:
 
 
 def test_merging_keeps_what_is_not_named() -> None:
-    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {
+    assert merge_tables({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {
         "a": {"b": 1, "c": 4},
         "d": 3,
     }
@@ -412,16 +412,16 @@ def test_merging_keeps_what_is_not_named() -> None:
 
 def test_a_tokenizer_that_is_given_leaves_out_the_size_of_one_to_train() -> None:
     base = {"data": {"vocab_size": 512, "source": "x"}, "model": {"vocab_size": 9}}
-    over = merged(base, {"data": {"tokenizer": "mine"}, "model": {"width": 8}})
+    over = merge_tables(base, {"data": {"tokenizer": "mine"}, "model": {"width": 8}})
     assert over == {"data": {"tokenizer": "mine", "source": "x"},
                     "model": {"vocab_size": 9, "width": 8}}  # fmt: skip
-    assert merged(base, {"data": {"tokenizer": ""}})["data"]["vocab_size"] == 512
-    both = merged(base, {"data": {"tokenizer": "mine", "vocab_size": 99}})
+    assert merge_tables(base, {"data": {"tokenizer": ""}})["data"]["vocab_size"] == 512
+    both = merge_tables(base, {"data": {"tokenizer": "mine", "vocab_size": 99}})
     assert both["data"]["vocab_size"] == 99
-    found = config_from("activation-small", data={"tokenizer": "mine"}).data
+    found = load_config("activation-small", data={"tokenizer": "mine"}).data
     assert (found.tokenizer, found.vocab_size) == ("mine", DataConfig.vocab_size)
     _, table = parse_arguments("train", VERBS["train"], ["--data.tokenizer", "mine"])
-    data = fill_options(Config, table, config_from(base)).data
+    data = fill_options(Config, table, load_config(base)).data
     assert (data.tokenizer, data.vocab_size) == ("mine", DataConfig.vocab_size)
     with pytest.raises(WakefulError, match="is for a tokenizer that is trained"):
-        check_rules(config_from(base, data={"tokenizer": "mine", "vocab_size": 99}).data, TRAINED)
+        check_rules(load_config(base, data={"tokenizer": "mine", "vocab_size": 99}).data, TRAINED)

@@ -26,8 +26,8 @@ class Half(Absmax):
     examples = ("half(bits=4, per='channel', group=8)",)
     scale_type = torch.float16
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        found = super().fit(smallest, largest)
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        found = super().fit_scales(smallest, largest)
         return replace(found, scale=found.scale.half().float())
 
 
@@ -37,8 +37,8 @@ class Brain(Half):
     examples = ("brain(bits=8, per='channel')",)
     scale_type = torch.bfloat16
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        found = super().fit(smallest, largest)
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        found = super().fit_scales(smallest, largest)
         return replace(found, scale=found.scale.bfloat16().float())
 
 
@@ -48,8 +48,8 @@ class Ranged(Zeropoint):
     examples = ("ranged(bits=4, per='channel')",)
     scale_type = torch.float16
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        found = super().fit(smallest, largest)
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        found = super().fit_scales(smallest, largest)
         return replace(found, scale=found.scale.half().float())
 
 
@@ -59,8 +59,8 @@ class Eighths(E4M3):
     examples = ("eighths(per='channel', group=16)",)
     scale_type = torch.float8_e4m3fn
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        found = super().fit(smallest, largest)
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        found = super().fit_scales(smallest, largest)
         scale = found.scale.clamp_min(2.0**-9).to(self.scale_type).float()
         return replace(found, scale=scale)
 
@@ -104,4 +104,4 @@ def test_it_is_read_back_or_refused(scheme: str, model: LlamaForCausalLM, tmp_pa
             layer.scale.dtype == torch.uint8 if grid.scale_type.itemsize == 1 else grid.scale_type
         )
         weight = read.get_submodule(name).get_parameter("weight")
-        torch.testing.assert_close(weight.float(), layer.dequantized(), rtol=2**-8, atol=0)
+        torch.testing.assert_close(weight.float(), layer.dequantize(), rtol=2**-8, atol=0)

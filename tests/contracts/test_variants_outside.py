@@ -178,7 +178,7 @@ def test_quantization_reaches_every_weight_and_costs_what_rounding_costs(
     # It is the same model with the dequantized matrices put into it.
     rounded = copy.deepcopy(plain)
     for name, layer in quantized_layers(light).items():
-        rounded.get_parameter(f"{name}.weight").copy_(layer.dequantized())
+        rounded.get_parameter(f"{name}.weight").copy_(layer.dequantize())
     torch.testing.assert_close(light(tokens), rounded(tokens), rtol=1e-4, atol=1e-4)
     assert torch.equal(decoder(tokens), full)
     assert all(torch.equal(p, before[name]) for name, p in decoder.state_dict().items())

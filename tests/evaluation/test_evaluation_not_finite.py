@@ -19,8 +19,8 @@ from wakeful.quantization.damage import (
     Damage,
     damage_findings,
     damage_summary,
+    describe_prediction,
     layer_errors,
-    predicts,
     scheme_figures,
 )
 from wakeful.quantization.report import quantization_report
@@ -95,7 +95,7 @@ def test_no_layer_with_a_relative_error_has_none_that_is_worst() -> None:
     found = with_values(found, "relative_error", float("nan"), layer=1)
     assert layer_errors(found, "fine")["value"].to_list() == [None, None]
     assert scheme_figures(found, "fine")["layer_error_worst"] is None
-    assert damage_findings(found)[0].text.endswith("No layer's relative error is known.")
+    assert damage_findings(found)[0].text.endswith("No layer's relative error is finite.")
 
 
 def test_a_correlation_is_judged_by_the_layers_that_it_is_over() -> None:
@@ -113,4 +113,4 @@ def test_a_correlation_is_judged_by_the_layers_that_it_is_over() -> None:
     ]
     layers = pl.DataFrame(rows, schema=found.measurement.layers.schema, orient="row")
     few = replace(found, measurement=replace(found.measurement, layers=layers))
-    assert "does not predict its error under fine (ρ = +0.80)" in predicts([few])
+    assert "does not predict its error under fine (ρ = +0.80)" in describe_prediction([few])

@@ -39,7 +39,7 @@ from wakeful.quantization import compressed, parse_scheme, quantize_module, quan
 from wakeful.quantization.compressed import (
     check_compressed,
     compressed_config,
-    packed,
+    pack_words,
     save_compressed,
 )
 from wakeful.quantization.convert import linear_layers, prepare_model
@@ -88,7 +88,7 @@ class Theirs(Absmax):
     def low(self) -> float:
         return -128
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
         return Scales(torch.maximum(smallest.abs(), largest.abs()) / 127.5)
 
 
@@ -197,7 +197,7 @@ def test_int8_inputs_are_rounded_to_one_more_number(scheme: str, tmp_path: Path)
     for name, module in theirs.named_modules():  # the first forward unpacked them
         if name in kept:
             assert isinstance(module, nn.Linear)
-            torch.testing.assert_close(module.weight, kept[name].dequantized())
+            torch.testing.assert_close(module.weight, kept[name].dequantize())
     # With their rounding of inputs both are one function, but for what tips over: the largest |x|
     # of a token lies at 127.5, half-way between two numbers.
     for layer in kept.values():
@@ -218,10 +218,10 @@ def test_four_bit_floats_are_read_by_stock_transformers(scheme: str, tmp_path: P
     kept, inputs = quantized_layers(ours), parse_scheme(scheme).inputs
     exact = isinstance(parse_scheme(scheme).weights, MxE2M1)  # powers of two
     for name, layer in kept.items():  # the first forward unpacked them
-        plain.get_submodule(name).weight.data = layer.dequantized()
+        plain.get_submodule(name).weight.data = layer.dequantize()
         weight = theirs.get_submodule(name).weight.float()
         torch.testing.assert_close(
-            weight, layer.dequantized(), rtol=0.0 if exact else 2.0**-8, atol=0.0
+            weight, layer.dequantize(), rtol=0.0 if exact else 2.0**-8, atol=0.0
         )
     if inputs is None:
         exact_positions = plain.model.rotary_emb.inv_freq
@@ -373,16 +373,18 @@ def test_numbers_are_packed_as_the_package_packs_them() -> None:
     for bits in (4, 8):
         half = 2 ** (bits - 1)
         codes = torch.randint(-half, half, (5, 13), dtype=torch.int8)
-        assert torch.equal(packed(codes, bits), helpers.pack_to_int32(codes, bits))
-        assert torch.equal(helpers.unpack_from_int32(packed(codes, bits), bits, codes.shape), codes)
+        assert torch.equal(pack_words(codes, bits), helpers.pack_to_int32(codes, bits))
+        assert torch.equal(
+            helpers.unpack_from_int32(pack_words(codes, bits), bits, codes.shape), codes
+        )
 
 
 def test_packed_words() -> None:
     codes = torch.tensor([[-8, -7, 0, 7, 1, 2, 3, 7, -8]], dtype=torch.int8)
     first = sum((int(code) + 8) << 4 * n for n, code in enumerate(codes[0, :8])) - 2**32
-    assert packed(codes, 4).tolist() == [[first, 0]]
-    assert packed(codes, 8).shape == (1, 3)
-    assert packed(codes, 4).dtype == torch.int32
+    assert pack_words(codes, 4).tolist() == [[first, 0]]
+    assert pack_words(codes, 8).shape == (1, 3)
+    assert pack_words(codes, 4).dtype == torch.int32
 
 
 def test_which_layers_read_which_norm() -> None:
@@ -572,15 +574,18 @@ def test_layers_of_several_schemes_are_one_file(
     make: Callable[[], PreTrainedModel], tmp_path: Path
 ) -> None:
     model, folder = make(), tmp_path / "small"
-    others = {"*.0.self_attn.[qkv]_proj": EIGHT, "*.down_proj": FOUR.format(32)}
+    layer_schemes = {"*.0.self_attn.[qkv]_proj": EIGHT, "*.down_proj": FOUR.format(32)}
     ours = quantize_module(
-        model, FOUR.format(16), others=others, skip=["*.1.mlp.gate_proj", "*.1.mlp.up_proj"]
+        model,
+        FOUR.format(16),
+        layer_schemes=layer_schemes,
+        skip=["*.1.mlp.gate_proj", "*.1.mlp.up_proj"],
     )
     theirs = saved(ours, folder)
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     for name, layer in quantized_layers(ours).items():
         weight = theirs.get_submodule(name).weight
-        assert torch.equal(weight.float(), layer.dequantized()), name
+        assert torch.equal(weight.float(), layer.dequantize()), name
     again = load_hf_model(folder, dtype="auto")
     assert torch.equal(logits(again), logits(theirs))
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
@@ -597,7 +602,7 @@ def test_layers_of_several_schemes_are_one_file(
 
 def test_whole_numbers_and_floats_in_one_file(tmp_path: Path) -> None:
     model = llama()
-    ours = quantize_module(model, "fp8", others={"*.down_proj": FOUR.format(16)})
+    ours = quantize_module(model, "fp8", layer_schemes={"*.down_proj": FOUR.format(16)})
     theirs = saved(ours, tmp_path / "small")
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     config = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
@@ -606,12 +611,14 @@ def test_whole_numbers_and_floats_in_one_file(tmp_path: Path) -> None:
 
 def test_experts_of_another_scheme_than_the_rest_are_one_file(tmp_path: Path) -> None:
     model = model_of("Mixtral")
-    ours = quantize_module(prepare_model(model), EXACT[0], others={"*.self_attn.*": EIGHT})
+    ours = quantize_module(prepare_model(model), EXACT[0], layer_schemes={"*.self_attn.*": EIGHT})
     theirs = saved(ours, tmp_path / "small")
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     config = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
     targets = [group["targets"] for group in config["config_groups"].values()]
     assert any(r"re:.*\.experts\..*" in each for each in targets)
-    several = quantize_module(prepare_model(model), EXACT[0], others={"*.1.mlp.experts.*": EIGHT})
+    several = quantize_module(
+        prepare_model(model), EXACT[0], layer_schemes={"*.1.mlp.experts.*": EIGHT}
+    )
     with pytest.raises(WakefulError, match="experts of several schemes"):
         saved(several, tmp_path / "no")

@@ -40,7 +40,7 @@ def test_they_are_what_their_positions_are_everywhere_else() -> None:
     others = {"rotary": tiny_decoder(rope="linear(factor=3.0)"), "local_rotary": every}
     x, flow = one.before_blocks(one.embed(TOKENS), tokens=TOKENS)
     for layer, block in enumerate(one.blocks):
-        other = others[one.config.rotation_of(layer)]
+        other = others[one.config.rope_table_name(layer)]
         _, theirs = other.before_blocks(other.embed(TOKENS), tokens=TOKENS)
         assert torch.equal(block(x, flow)[0], other.blocks[layer](x, theirs)[0])
         x = block(x, flow)[0]

@@ -14,7 +14,7 @@ import wakeful
 from training.runs import tiny, write_text
 from wakeful.cli.command import parse_arguments
 from wakeful.cli.verbs import VERBS
-from wakeful.config.commands import _flags, command_of
+from wakeful.config.commands import _format_flags, format_command_line
 from wakeful.config.keywords import fill_options
 from wakeful.config.schema import DataConfig, SampleConfig
 from wakeful.config.tables import to_table
@@ -143,7 +143,7 @@ INHERITED = [
 
 @pytest.mark.parametrize("options", INHERITED, ids=range(len(INHERITED)))
 def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions) -> None:
-    flags = " ".join(_flags(to_table(options), to_table(InheritOptions())))
+    flags = " ".join(_format_flags(to_table(options), to_table(InheritOptions())))
     _, table = parse_arguments("inherit", VERBS["inherit"], shlex.split(flags))
     assert fill_options(InheritOptions, table) == options
 
@@ -154,7 +154,7 @@ def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions
      ("quantize", QuantizeOptions(text="a b.txt", length=16))],
 )  # fmt: skip
 def test_the_command_of_a_verb_gives_its_options(verb: str, options: object) -> None:
-    command, name, *flags = shlex.split(command_of(verb, options, "a model"))[1:]
+    command, name, *flags = shlex.split(format_command_line(verb, options, "a model"))[1:]
     assert (command, name) == (verb, "a model")
     names, table = parse_arguments(verb, VERBS[verb], [name, *flags])
     assert (names, fill_options(type(options), table)) == ([name], options)

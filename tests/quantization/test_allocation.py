@@ -32,11 +32,11 @@ def every(groups: list[list[FormatChoice]]) -> list[tuple[int, float]]:
 def test_no_choice_of_formats_costs_less(seed: int) -> None:
     groups = some_groups(seed)
     totals, frontier = every(groups), Frontier(groups)
-    assert (frontier.least, frontier.most) == (min(totals)[0], max(totals)[0])
-    for budget in range(frontier.least, frontier.most + 20, 7):
+    assert (frontier.min_bytes, frontier.max_bytes) == (min(totals)[0], max(totals)[0])
+    for budget in range(frontier.min_bytes, frontier.max_bytes + 20, 7):
         best = min(cost for size, cost in totals if size <= budget)
         found = frontier.within_bytes(budget)
-        picked = [group[n] for group, n in zip(groups, found.chosen, strict=True)]
+        picked = [group[n] for group, n in zip(groups, found.choice_indices, strict=True)]
         assert found.bytes == sum(each.bytes for each in picked) <= budget
         assert found.cost == pytest.approx(best)
         assert found.bound <= best + 1e-9
@@ -51,12 +51,12 @@ def test_bytes_that_share_no_unit_are_rounded_up(monkeypatch: pytest.MonkeyPatch
     groups, exact = some_groups(3, unit=1_000_003), Frontier(some_groups(3, unit=1_000_003))
     monkeypatch.setattr(allocation, "_UNITS", 50)
     coarse = Frontier(groups)
-    for budget in range(exact.least, exact.most, exact.most // 9):
+    for budget in range(exact.min_bytes, exact.max_bytes, exact.max_bytes // 9):
         found, best = coarse.within_bytes(budget), exact.within_bytes(budget)
         assert found.bytes <= budget
         assert best.cost <= found.cost
-    assert coarse.within_bytes(exact.most).cost == pytest.approx(
-        exact.within_bytes(exact.most).cost
+    assert coarse.within_bytes(exact.max_bytes).cost == pytest.approx(
+        exact.within_bytes(exact.max_bytes).cost
     )
 
 

@@ -58,12 +58,12 @@ def test_a_quantized_model_is_the_one_with_these_numbers_in_its_tensors(name: st
         if is_fused(module):
             inside: Any = small.get_submodule(place)
             for projection in ("gate_up_proj", "down_proj"):
-                numbers = torch.stack([each.dequantized() for each in inside._modules[projection]])
+                numbers = torch.stack([each.dequantize() for each in inside._modules[projection]])
                 whole = numbers.transpose(1, 2) if module.is_transposed else numbers
                 module.get_parameter(projection).copy_(whole)
     for place, layer in quantized_layers(small).items():
         if ".experts." not in place:
-            expected.get_submodule(place).weight.copy_(layer.dequantized())  # pyright: ignore
+            expected.get_submodule(place).weight.copy_(layer.dequantize())  # pyright: ignore
     found = small(TOKENS).logits
     torch.testing.assert_close(found, expected(TOKENS).logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found, model(TOKENS).logits, atol=1e-2)

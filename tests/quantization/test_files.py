@@ -58,7 +58,7 @@ def test_matrices_of_zeros_stay_zeros(scheme: str) -> None:
     small = quantize_module(model, known, calibration=text)
     layers = quantized_layers(small)
     for name in ("attention.value", "attention.out", "mlp.up", "mlp.down"):
-        assert not layers[f"blocks.1.{name}"].dequantized().any()
+        assert not layers[f"blocks.1.{name}"].dequantize().any()
     found = measure_damage("m", model, {"q": small}, [some_tokens(1, 9)]).layers
     for kind in ("attention.value", "attention.out", "mlp.up", "mlp.down"):
         errors = found.filter(layer=1, kind=kind, metric="relative_error")["value"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.quantization import NAMED, parse_scheme
-from wakeful.quantization.arithmetic import Operands, pack
-from wakeful.quantization.linear import quantized
+from wakeful.quantization.arithmetic import Operands, pack_int4
+from wakeful.quantization.linear import quantize_layer
 from wakeful.quantization.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -52,7 +52,7 @@ def test_e2m1_by_hand() -> None:
     grid = MxE2M1(per="channel")
     x = torch.tensor([0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 2.51, 3.5, 5.0, 5.01, 6.0, -0.75, -5.0])
     found = [0.0, 0.5, 1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 6.0, 6.0, -1.0, -4.0]
-    assert grid.nearest(x).tolist() == found
+    assert grid.round_to_format(x).tolist() == found
     codes = grid.encode(torch.tensor([*E2M1, *(-v for v in E2M1)]))
     assert codes.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, -7, -6, -5, -4, -3, -2, -1]
     assert grid.decode(codes, torch.float32).abs().tolist() == E2M1 * 2
@@ -64,7 +64,7 @@ def test_mxfp4_by_hand() -> None:
     x[0, :4] = torch.tensor([6.5, -5.0, 0.3, 2.6])  # ⌊log₂ 6.5⌋ = 2: s = 1, and 6.5 is clipped
     x[0, 32:34] = torch.tensor([0.2, 0.1])  # ⌊log₂ 0.2⌋ = −3: s = 2⁻⁵
     x[0, 64:66] = torch.tensor([8.0, -3.1])  # s = 2
-    scales = grid.scales_of(x)
+    scales = grid.compute_scales(x)
     assert scales.scale.tolist() == [[1.0, 2.0**-5, 2.0]]
     back = grid.fake_quantize(x, scales)
     assert back[0, :4].tolist() == [6.0, -4.0, 0.5, 3.0]
@@ -79,7 +79,7 @@ def test_mxfp4s_exponents_follow_the_largest_number() -> None:
     for power in (-40, 0, 90):
         x = torch.zeros(5, 32)
         x[:, 5] = -torch.ldexp(largest, torch.tensor(power))
-        scale = MxE2M1(per="channel").scales_of(x).scale[:, 0]
+        scale = MxE2M1(per="channel").compute_scales(x).scale[:, 0]
         assert (scale * 4 * 2.0**-power).tolist() == [4, 4, 4, 8, 8]
 
 
@@ -88,7 +88,7 @@ def test_the_default_exponents_are_those_of_compressed_tensors() -> None:
     sizes = torch.cat([torch.rand(10_000) * 2.0**power for power in (-20, 0, 9)]).clamp_(1e-12)
     codes = theirs.generate_mx_scales(sizes)
     grid = MxE2M1(per="token")
-    assert torch.equal(grid.encode_scale(grid.fit(-sizes, sizes).scale).int(), codes.int())
+    assert torch.equal(grid.encode_scale(grid.fit_scales(-sizes, sizes).scale).int(), codes.int())
 
 
 def test_nvfp4_by_hand() -> None:
@@ -97,7 +97,7 @@ def test_nvfp4_by_hand() -> None:
     x[0, :3] = torch.tensor([2688.0, -1000.0, 400.0])  # t = 2688 / (6 · 448) = 1, s = 448
     x[0, 16] = 6.1 * 6  # s = e4m3(6.1) = 6
     x[1, 0] = 3e-4  # far below the least scale 2⁻⁹
-    scales = grid.scales_of(x)
+    scales = grid.compute_scales(x)
     assert scales.outer is not None
     assert scales.outer.tolist() == [[1.0]]
     assert scales.scale.tolist() == [[448.0, 6.0], [2.0**-9, 2.0**-9]]
@@ -106,7 +106,7 @@ def test_nvfp4_by_hand() -> None:
     assert back[0, 16] == 36.0
     assert back[1, 0] == 0.0
     assert torch.equal(grid.decode_scale(grid.encode_scale(scales.scale)), scales.scale)
-    rows = NvE2M1(per="channel").scales_of(x)
+    rows = NvE2M1(per="channel").compute_scales(x)
     assert rows.outer is not None
     torch.testing.assert_close(rows.outer, torch.tensor([[1.0], [3e-4 / 2688]]))
 
@@ -122,10 +122,10 @@ def test_every_number_is_the_nearest_of_its_format(array) -> None:
         (MxE2M1(per="channel"), torch.tensor(E2M1).double()),
         (NvE2M1(per="tensor"), torch.tensor(E2M1).double()),
     ):
-        scales = grid.scales_of(x)
-        step, _ = scales.over(x.shape[1])
+        scales = grid.compute_scales(x)
+        step, _ = scales.expand(x.shape[1])
         q = (x / step).clamp(grid.low, grid.high)
-        assert torch.equal(grid.levels(x, scales).double(), nearest(q, numbers))
+        assert torch.equal(grid.round_to_levels(x, scales).double(), nearest(q, numbers))
         if isinstance(grid, E4M3):
             torch.testing.assert_close(
                 grid.fake_quantize(x, scales), q.to(torch.float8_e4m3fn).float() * step,
@@ -138,16 +138,16 @@ def test_every_number_is_the_nearest_of_its_format(array) -> None:
 @given(array=ROWS)
 def test_codes_and_scales_say_it_all(grid: Grid, array) -> None:
     x = torch.from_numpy(array)
-    scales = grid.scales_of(x)
+    scales = grid.compute_scales(x)
     assert (scales.scale > 0).all()
     codes = grid.quantize(x, scales)
     assert codes.dtype == torch.int8
     if grid.bits <= 4:
         assert codes.min() >= -8
         assert codes.max() <= 7
-        packed = Operands(grid, pack(codes), scales, x.shape[1])
+        packed = Operands(grid, pack_int4(codes), scales, x.shape[1])
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            assert torch.equal(packed.dequantized(dtype), grid.dequantize(codes, scales, dtype))
+            assert torch.equal(packed.dequantize(dtype), grid.dequantize(codes, scales, dtype))
     back = grid.dequantize(codes, scales)
     assert torch.isfinite(back).all()
     torch.testing.assert_close(back, grid.fake_quantize(x, scales), rtol=0, atol=0)
@@ -164,10 +164,10 @@ def test_a_group_is_a_matrix_of_its_own(kind: str, width: int) -> None:
     grouped = make(per="channel", **more)
     alone = make(per="channel", **(more | {"group": 0}))
     x = torch.randn(5, width) * torch.logspace(-2, 2, width)
-    found = grouped.fake_quantize(x, grouped.scales_of(x))
-    parts = [alone.fake_quantize(part, alone.scales_of(part)) for part in x.split(32, 1)]
+    found = grouped.fake_quantize(x, grouped.compute_scales(x))
+    parts = [alone.fake_quantize(part, alone.compute_scales(part)) for part in x.split(32, 1)]
     assert torch.equal(found, torch.cat(parts, 1))
-    whole = alone.fake_quantize(x, alone.scales_of(x))
+    whole = alone.fake_quantize(x, alone.compute_scales(x))
     if width >= 64:
         assert (found - x).norm() < (whole - x).norm()
 
@@ -175,17 +175,17 @@ def test_a_group_is_a_matrix_of_its_own(kind: str, width: int) -> None:
 def test_a_sequence_has_its_own_outer_scale() -> None:
     grid = NvE2M1(per="tensor")
     x = torch.randn(3, 4, 40) * torch.tensor([1.0, 50.0, 0.01])[:, None, None]
-    together = grid.fake_quantize(x.view(12, 40), grid.scales_of(x.view(12, 40), 3)).view_as(x)
+    together = grid.fake_quantize(x.view(12, 40), grid.compute_scales(x.view(12, 40), 3)).view_as(x)
     for alone, found in zip(x, together, strict=True):
-        assert torch.equal(grid.fake_quantize(alone, grid.scales_of(alone)), found)
+        assert torch.equal(grid.fake_quantize(alone, grid.compute_scales(alone)), found)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_nothing_stays_nothing_and_a_nan_stays_visible(grid: Grid) -> None:
     zeros = torch.zeros(2, 40)
-    assert (grid.fake_quantize(zeros, grid.scales_of(zeros)) == 0).all()
+    assert (grid.fake_quantize(zeros, grid.compute_scales(zeros)) == 0).all()
     x = torch.randn(2, 40)
-    scales = grid.scales_of(x)
+    scales = grid.compute_scales(x)
     x[0, 7] = float("nan")
     assert grid.fake_quantize(x, scales).isnan().sum() == 1
 
@@ -195,18 +195,18 @@ def test_nothing_stays_nothing_and_a_nan_stays_visible(grid: Grid) -> None:
 def test_a_layer_multiplies_what_its_grids_give(name: str, arithmetic) -> None:
     layer = nn.Linear(150, 11)
     scheme = NAMED[name]
-    small = quantized(layer, scheme, arithmetic)
+    small = quantize_layer(layer, scheme, arithmetic)
     x = torch.randn(2, 5, 150)
     w = layer.weight.detach()
-    w_hat = scheme.weights.fake_quantize(w, scheme.weights.scales_of(w))
-    assert torch.equal(small.dequantized(), w_hat)
+    w_hat = scheme.weights.fake_quantize(w, scheme.weights.compute_scales(w))
+    assert torch.equal(small.dequantize(), w_hat)
     rows = x.reshape(-1, 150)
     if scheme.inputs is not None:
-        rows = scheme.inputs.fake_quantize(rows, scheme.inputs.scales_of(rows, 2))
+        rows = scheme.inputs.fake_quantize(rows, scheme.inputs.compute_scales(rows, 2))
     expected = F.linear(rows, w_hat, layer.bias).view(2, 5, 11)
     torch.testing.assert_close(small(x), expected, rtol=1e-5, atol=1e-5)
     assert (small(x) - layer(x)).norm() < 0.25 * layer(x).norm()
-    before = small.to(torch.bfloat16).dequantized()  # scales and codes stay as they are
+    before = small.to(torch.bfloat16).dequantize()  # scales and codes stay as they are
     assert torch.equal(before, w_hat)
 
 

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.quantization.arithmetic import pack, unpack
+from wakeful.quantization.arithmetic import pack_int4, unpack_int4
 from wakeful.quantization.schemes import Absmax, Grid, Zeropoint
 
 
@@ -24,7 +24,7 @@ GRIDS = [absmax(8), absmax(4), absmax(2), zeropoint(4), zeropoint(8), zeropoint(
 
 
 def fitted(grid: Grid, x: Tensor):
-    return grid.scales_of(x)
+    return grid.compute_scales(x)
 
 
 def test_absmax_by_hand() -> None:
@@ -87,7 +87,7 @@ def test_a_zero_point_far_from_a_narrow_range_is_no_overflow() -> None:
 
 
 def test_what_is_outside_a_static_range_is_clipped() -> None:
-    scales = absmax(8).fit(torch.tensor(-1.27), torch.tensor(1.0))
+    scales = absmax(8).fit_scales(torch.tensor(-1.27), torch.tensor(1.0))
     q = absmax(8).quantize(torch.tensor([3.0, -5.0, 0.5]), scales)
     assert q.tolist() == [127, -127, 50]
 
@@ -157,7 +157,7 @@ def test_a_constant_row_is_exact_or_vanishes(grid: Grid, value: float) -> None:
 
 def test_a_nan_stays_visible() -> None:
     x = torch.tensor([[1.0, float("nan"), 2.0]])
-    assert absmax(8).fake_quantize(x, absmax(8).fit(x[:, :1], x[:, 2:])).isnan().any()
+    assert absmax(8).fake_quantize(x, absmax(8).fit_scales(x[:, :1], x[:, 2:])).isnan().any()
 
 
 @settings(max_examples=40, deadline=None)
@@ -165,14 +165,14 @@ def test_a_nan_stays_visible() -> None:
                         elements=st.integers(-8, 7)))  # fmt: skip
 def test_packing_is_undone(array) -> None:
     q = torch.from_numpy(array)
-    packed = pack(q)
+    packed = pack_int4(q)
     assert packed.dtype == torch.uint8
     assert packed.shape == (q.shape[0], (q.shape[1] + 1) // 2)
-    assert torch.equal(unpack(packed, q.shape[1]), q)
+    assert torch.equal(unpack_int4(packed, q.shape[1]), q)
 
 
 def test_packing_by_hand() -> None:
-    assert pack(torch.tensor([[1, -8, 7]], dtype=torch.int8)).tolist() == [[0x81, 0x07]]
+    assert pack_int4(torch.tensor([[1, -8, 7]], dtype=torch.int8)).tolist() == [[0x81, 0x07]]
 
 
 @pytest.mark.parametrize("bits", [0, 1, 9])

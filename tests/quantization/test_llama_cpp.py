@@ -12,10 +12,10 @@ import wakeful
 from evaluation.models import save_llama
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import packed_blocks
-from wakeful.quantization.formats import format_bytes
+from wakeful.quantization.engines import LLAMA_CPP, VLLM
+from wakeful.quantization.formats import matrix_bytes
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.schemes.grids import Ggml
-from wakeful.quantization.targets import LLAMA_CPP, VLLM
 
 TYPES = {bits: gguf.GGMLQuantizationType[f"Q{bits}_0"] for bits in (4, 5, 8)}
 
@@ -26,10 +26,10 @@ def test_blocks_are_those_of_llama_cpp(bits: int) -> None:
     torch.manual_seed(0)
     weight, grid = torch.randn(6, 96), Ggml(bits=bits)
     weight[1, 32:64] = 0
-    scales = grid.scales_of(weight)
+    scales = grid.compute_scales(weight)
     numbers = grid.fake_quantize(weight, scales)
     blocks = packed_blocks(numbers.numpy(), scales.scale.numpy(), TYPES[bits])
-    assert blocks.nbytes == format_bytes(Scheme(weights=grid), *weight.shape)
+    assert blocks.nbytes == matrix_bytes(Scheme(weights=grid), *weight.shape)
     read = gguf.quants.dequantize(blocks, TYPES[bits])
     np.testing.assert_array_equal(read, numbers.numpy())
     theirs = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), TYPES[bits]), TYPES[bits])
@@ -42,7 +42,7 @@ def test_blocks_are_those_of_llama_cpp(bits: int) -> None:
 
 @pytest.mark.parametrize("target", [VLLM, LLAMA_CPP])
 def test_bytes_of_formats_are_what_they_are_called(target) -> None:
-    sizes = {name: 8 * format_bytes(each, 64, 256) / 64 / 256
+    sizes = {name: 8 * matrix_bytes(each, 64, 256) / 64 / 256
              for name, each in target.schemes.items()}  # fmt: skip
     assert list(sizes.values()) == (
         [4.5, 5.5, 8.5] if target is LLAMA_CPP else [4.125, 4.25, 4.5, 8.0625]
@@ -72,7 +72,7 @@ def test_a_file_for_llama_cpp_holds_what_was_measured(folder: Path, tmp_path: Pa
     }  # fmt: skip
     path = tmp_path / "small.gguf"
     result = wakeful.quantize(str(folder), save=str(path), **options)
-    chosen = result.smallest
+    chosen = result.mixed_model
     assert chosen is not None
     assert chosen.bits <= 6
     assert "embed" in chosen.formats

@@ -46,7 +46,7 @@ def test_perplexity_and_divergence_are_their_definitions() -> None:
     assert found.perplexity("coarse")[0] == pytest.approx(math.exp(sum(other) / 48), rel=1e-5)
     assert found.divergence("coarse")[0] == pytest.approx(sum(divergence) / 48, rel=1e-4)
     increase = math.exp(sum(other) / 48) - math.exp(sum(nll) / 48)
-    assert found.increase("coarse")[0] == pytest.approx(increase, rel=1e-4)
+    assert found.perplexity_increase("coarse")[0] == pytest.approx(increase, rel=1e-4)
     loss = (sum(other) - sum(nll)) / 48
     assert found.loss_increase("coarse")[0] == pytest.approx(loss, rel=1e-4)
 
@@ -71,18 +71,24 @@ def test_errors_are_the_delta_methods() -> None:
     jackknife = ((size - 1) / size * spread).sqrt().tolist()
     found = Measurement("x", counts.tolist(), Totals(full), {"s": Totals(more)}, pl.DataFrame())
     for estimate, expected in zip(
-        (found.perplexity(), found.increase("s"), found.loss_increase("s")), jackknife, strict=True
+        (found.perplexity(), found.perplexity_increase("s"), found.loss_increase("s")),
+        jackknife,
+        strict=True,
     ):
         assert estimate[1] == pytest.approx(expected, rel=0.02)
     # The two models share their sequences: unpaired errors would be far larger.
-    assert found.increase("s")[1] < 0.8 * math.hypot(found.perplexity()[1],
+    assert found.perplexity_increase("s")[1] < 0.8 * math.hypot(found.perplexity()[1],
                                                      found.perplexity("s")[1])  # fmt: skip
 
 
 def test_one_sequence_has_no_error() -> None:
     model = decoder()
     found = measure_damage("tiny", model, {"fine": quantize_module(model, "fine")}, SEQUENCES[:1])
-    for estimate in (found.perplexity(), found.increase("fine"), found.divergence("fine")):
+    for estimate in (
+        found.perplexity(),
+        found.perplexity_increase("fine"),
+        found.divergence("fine"),
+    ):
         assert math.isnan(estimate[1])
     assert found.layers["standard_error"].null_count() == len(found.layers)
 
@@ -90,7 +96,7 @@ def test_one_sequence_has_no_error() -> None:
 def test_a_model_that_is_no_different_is_not_damaged() -> None:
     model = decoder()
     found = measure_damage("tiny", model, {"same": model}, SEQUENCES)
-    assert found.increase("same") == (0.0, 0.0)
+    assert found.perplexity_increase("same") == (0.0, 0.0)
     assert found.divergence("same") == (0.0, 0.0)
     assert "relative_error" not in set(found.layers["metric"])
 

@@ -22,12 +22,18 @@ from wakeful.errors import WakefulError
 from wakeful.probes.experts import put
 from wakeful.probes.running import blocks_of
 from wakeful.quantization import parse_scheme, quantize_module, quantized_layers
+from wakeful.quantization.calibration import collect_statistics, linear_product
 from wakeful.quantization.convert import linear_layers
-from wakeful.quantization.linear import matrix
+from wakeful.quantization.linear import weight_and_bias
 from wakeful.quantization.norm_readers import readers_of_norms
-from wakeful.quantization.observing import observe, plain_linear
 from wakeful.quantization.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
-from wakeful.quantization.schemes.methods import Gptq, InputStatistics, Readers, Smooth, shrunk
+from wakeful.quantization.schemes.methods import (
+    Gptq,
+    InputStatistics,
+    Readers,
+    Smooth,
+    shrink_range,
+)
 
 GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
@@ -50,14 +56,14 @@ def by_definition(weight: Tensor, products: Tensor, grid: Grid, damping: float) 
         len(products), dtype=torch.float64
     )
     rounded = torch.zeros_like(w)
-    whole = grid.scales_of(weight)
+    whole = grid.compute_scales(weight)
     for i in range(w.shape[1]):
         if grid.group and i % grid.group == 0:
-            now = grid.refit(w[:, i : i + grid.group], whole)
+            now = grid.fit_one_group(w[:, i : i + grid.group], whole)
         elif not grid.group:
             now = whole
         column = w[:, i : i + 1]
-        rounded[:, i : i + 1] = grid.fake_quantize(column, now.at(0))
+        rounded[:, i : i + 1] = grid.fake_quantize(column, now.for_channel(0))
         inverse = torch.linalg.inv(hessian[i:, i:])
         error = (column - rounded[:, i : i + 1]) / inverse[0, 0]
         w[:, i:] -= error * inverse[:1]
@@ -70,7 +76,7 @@ def test_gptq_is_its_definition(grid: Grid, rows: int, width: int) -> None:
     x = inputs(width)
     weight = torch.randn(rows, width)
     products = x.T @ x
-    codes, scales = Gptq(act_order=False, clip=False).round(weight, grid, products)
+    codes, scales = Gptq(act_order=False, clip=False).round_weight(weight, grid, products)
     found = grid.dequantize(codes, scales)
     expected = by_definition(weight, products, grid, 0.01).float()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -81,17 +87,17 @@ def test_gptq_in_the_order_of_activations_is_gptq_of_columns_in_that_order(grid:
     x = inputs(193) * torch.rand(193).exp()
     weight, products = torch.randn(3, 193), x.T @ x
     order = products.diagonal().argsort(descending=True)
-    found = grid.dequantize(*Gptq(act_order=True).round(weight, grid, products))
+    found = grid.dequantize(*Gptq(act_order=True).round_weight(weight, grid, products))
     sorted_products = products[order][:, order]
     ordered = Gptq(act_order=False)
-    expected = grid.dequantize(*ordered.round(weight[:, order], grid, sorted_products))
+    expected = grid.dequantize(*ordered.round_weight(weight[:, order], grid, sorted_products))
     torch.testing.assert_close(found[:, order], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_gptq_in_the_order_of_activations_keeps_the_groups_scales() -> None:
     grid, x, weight = Zeropoint(bits=4, per="channel", group=16), inputs(61), torch.randn(3, 61)
-    codes, scales = Gptq(clip=False).round(weight, grid, x.T @ x)
-    assert torch.equal(scales.scale, grid.scales_of(weight).scale)
+    codes, scales = Gptq(clip=False).round_weight(weight, grid, x.T @ x)
+    assert torch.equal(scales.scale, grid.compute_scales(weight).scale)
     found = grid.dequantize(codes, scales)
     plain = grid.fake_quantize(weight, scales)
     before, after = ((x @ (each - weight).T).norm() for each in (plain, found))
@@ -101,8 +107,8 @@ def test_gptq_in_the_order_of_activations_keeps_the_groups_scales() -> None:
 @pytest.mark.parametrize("grid", GRIDS[:4], ids=str)
 def test_gptq_makes_the_output_better(grid: Grid) -> None:
     x, weight = inputs(96), torch.randn(24, 96)
-    plain = grid.fake_quantize(weight, grid.scales_of(weight))
-    found = grid.dequantize(*Gptq(clip=False).round(weight, grid, x.T @ x))
+    plain = grid.fake_quantize(weight, grid.compute_scales(weight))
+    found = grid.dequantize(*Gptq(clip=False).round_weight(weight, grid, x.T @ x))
     before, after = ((x @ (each - weight).T).norm() for each in (plain, found))
     assert after < 0.8 * before
     assert (found - weight).norm() > (plain - weight).norm()  # the weights themselves pay
@@ -119,7 +125,7 @@ def test_gptq_keeps_what_a_rare_row_needs_where_large_inputs_go_first() -> None:
         x[::128] = first + torch.randn(16, 96) / 20
         weight = torch.randn(48, 96)
         found = [
-            grid.dequantize(*method.round(weight, grid, x.T @ x))
+            grid.dequantize(*method.round_weight(weight, grid, x.T @ x))
             for method in (Gptq(), Gptq(act_order=False))
         ]
         errors.append([(x[::128] @ (each - weight).T).norm() for each in found])
@@ -129,13 +135,13 @@ def test_gptq_keeps_what_a_rare_row_needs_where_large_inputs_go_first() -> None:
 
 def test_gptq_of_nothing_is_plain_rounding() -> None:
     weight, grid = torch.randn(4, 9), GRIDS[0]
-    found = grid.dequantize(*Gptq().round(weight, grid, torch.zeros(9, 9)))
-    assert torch.equal(found, grid.fake_quantize(weight, grid.scales_of(weight)))
+    found = grid.dequantize(*Gptq().round_weight(weight, grid, torch.zeros(9, 9)))
+    assert torch.equal(found, grid.fake_quantize(weight, grid.compute_scales(weight)))
 
 
 def test_gptq_of_too_little_text_for_so_little_damping_is_refused() -> None:
     with pytest.raises(WakefulError, match="damping = 1e-30 leaves"):
-        Gptq(damping=1e-30).round(torch.randn(4, 9), GRIDS[0], torch.ones(9, 9))
+        Gptq(damping=1e-30).round_weight(torch.randn(4, 9), GRIDS[0], torch.ones(9, 9))
 
 
 @pytest.mark.parametrize("make", [lambda: tiny_decoder(dtype=torch.float32).eval(), llama, gpt2])
@@ -143,7 +149,7 @@ def test_calibration_sees_what_layers_read(make) -> None:
     model = make()
     tokens = [some_tokens(1, 12, seed=n) for n in range(3)]
     layers = linear_layers(model)
-    seen = observe(model, layers, tokens, products=True)
+    seen = collect_statistics(model, layers, tokens, gram=True)
     read: dict[str, list[Tensor]] = {name: [] for name in layers}
     for name, layer in layers.items():
         layer.register_forward_pre_hook(lambda _m, args, n=name: read[n].append(args[0][0]))
@@ -151,8 +157,8 @@ def test_calibration_sees_what_layers_read(make) -> None:
         logits(model) if each is None else model(each)
     for name, xs in read.items():
         x = torch.cat(xs)
-        torch.testing.assert_close(seen[name].products, x.T @ x, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(seen[name].channels, x.abs().amax(0))
+        torch.testing.assert_close(seen[name].gram, x.T @ x, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(seen[name].channel_max, x.abs().amax(0))
     shared = [name for name in seen if seen[name].readers is next(iter(seen.values())).readers]
     assert len(shared) == (1 if isinstance(model, type(gpt2())) else 3)  # query, key, value
 
@@ -165,13 +171,13 @@ def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
     scheme: Any, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, asked = tiny_decoder(dtype=torch.float32).eval(), []
-    real = plain_linear
+    real = linear_product
 
     def counted(layer, x):
         asked.append(layer)
         return real(layer, x)
 
-    monkeypatch.setattr("wakeful.quantization.observing.plain_linear", counted)
+    monkeypatch.setattr("wakeful.quantization.calibration.linear_product", counted)
     quantize_module(model, scheme, calibration=[some_tokens(1, 12)])
     assert len(asked) == again * len(linear_layers(model))
 
@@ -208,7 +214,7 @@ def test_gptq_in_portions_is_gptq_at_once(
 def test_smoothing_moves_ranges_and_not_the_function(alpha: float) -> None:
     x, w = torch.rand(11) + 0.1, torch.rand(11) + 0.1
     x[3], w[5] = 0.0, 0.0  # a dead channel stays as it is
-    s = Smooth(alpha=alpha).divisor(
+    s = Smooth(alpha=alpha).compute_divisor(
         InputStatistics(x, 0.0, None, Readers(w)), Absmax(bits=8, per="tensor")
     )
     expected = x**alpha / w ** (1 - alpha)
@@ -238,8 +244,8 @@ def test_a_smoothed_layer_is_its_formula() -> None:
     s = (x[0].abs().amax(0) / top).sqrt()
     weight = attention.k_proj.weight.detach() * s
     grid = Absmax(bits=8, per="tensor")
-    w_hat = grid.fake_quantize(weight, grid.scales_of(weight))
-    x_hat = grid.fake_quantize(x[0] / s, grid.scales_of(x[0] / s))
+    w_hat = grid.fake_quantize(weight, grid.compute_scales(weight))
+    x_hat = grid.fake_quantize(x[0] / s, grid.compute_scales(x[0] / s))
     layer = quantized_layers(small)["model.layers.0.self_attn.k_proj"]
     torch.testing.assert_close(layer(x)[0], x_hat @ w_hat.T, rtol=1e-4, atol=1e-5)
     y = attention.k_proj(x)
@@ -298,7 +304,7 @@ def test_attention_reads_quantized_keys_and_values(route: str, scheme: str) -> N
                 got.unflatten(0, (-1,)).flatten(0, 2), exact.flatten(0, 2), strict=True
             ):
                 row = before[None]
-                rounded = grid.fake_quantize(row, grid.scales_of(row)).double()
+                rounded = grid.fake_quantize(row, grid.compute_scales(row)).double()
                 torch.testing.assert_close(head[None], rounded)
         far = 0.05 if scheme == "kv8" else 0.4
         assert 0 < (whole - full).norm() < far * full.norm()
@@ -328,7 +334,7 @@ def test_what_methods_and_caches_refuse() -> None:
 def test_smoothing_counts_readers_of_one_tensor_once() -> None:
     none, w = torch.zeros(4), torch.randn(3, 4).abs().amax(0)
     seen = InputStatistics(none, 0.0, None, Readers(w))
-    assert Smooth().divisor(seen, Absmax(bits=8, per="tensor")).tolist() == [1] * 4
+    assert Smooth().compute_divisor(seen, Absmax(bits=8, per="tensor")).tolist() == [1] * 4
 
 
 def test_all_readers_of_one_tensor_are_divided_alike() -> None:
@@ -441,21 +447,23 @@ RANGES: list[Grid] = [
 def test_a_range_shrinks_where_that_is_nearer(grid: Grid) -> None:
     torch.manual_seed(0)
     weight, importance = torch.randn(6, 21), torch.rand(21) ** 2
-    whole = grid.scales_of(weight)
+    whole = grid.compute_scales(weight)
 
     def errors(scales) -> Tensor:
-        return grid.shared_sum((weight - grid.fake_quantize(weight, scales)).square() * importance)
+        return grid.sum_per_scale(
+            (weight - grid.fake_quantize(weight, scales)).square() * importance
+        )
 
-    low, high = grid.bounds(weight)
+    low, high = grid.value_range(weight)
     tried = torch.stack([errors(whole), *(
-        errors(grid.scales_between(low * share, high * share, whole.outer))
+        errors(grid.fit_group_scales(low * share, high * share, whole.outer))
         for share in torch.linspace(1, 0.5, 26).tolist()
     )])  # fmt: skip
-    found = shrunk(grid, weight, whole, importance)
+    found = shrink_range(grid, weight, whole, importance)
     torch.testing.assert_close(errors(found), tried.amin(0))
     assert bool((errors(found) <= errors(whole) * (1 + 1e-6)).all())
     assert bool((errors(found) < errors(whole)).any())
-    assert grid.shared_sum(torch.ones(6, 21)).sum() == 6 * 21
+    assert grid.sum_per_scale(torch.ones(6, 21)).sum() == 6 * 21
 
 
 @pytest.mark.slow
@@ -475,13 +483,15 @@ def test_sequential_gptq_rounds_by_what_quantized_blocks_give(make) -> None:
     layers = linear_layers(model)
     inside = {name: each for name, each in layers.items() if later in name}
     put(model, {name: each for name, each in small.items() if first in name})
-    seen = observe(model, inside, TEXTS, products=True)
+    seen = collect_statistics(model, inside, TEXTS, gram=True)
     put(model, layers)
     assert inside
     for name, layer in inside.items():
-        codes, scales = scheme.method.round(matrix(layer)[0], scheme.weights, seen[name].products)
+        codes, scales = scheme.method.round_weight(
+            weight_and_bias(layer)[0], scheme.weights, seen[name].gram
+        )
         expected = scheme.weights.dequantize(codes, scales)
-        torch.testing.assert_close(small[name].dequantized(), expected)
+        torch.testing.assert_close(small[name].dequantize(), expected)
     for name in small:
-        same = torch.equal(small[name].dequantized(), apart[name].dequantized())
+        same = torch.equal(small[name].dequantize(), apart[name].dequantize())
         assert same == (first in name)

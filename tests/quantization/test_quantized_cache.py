@@ -79,20 +79,24 @@ def test_a_scale_of_calibration_text_is_of_the_tensor_or_the_channel(scheme: str
     made = QuantizedCache(parse_scheme(scheme), 2 * 8)
     model = torch.nn.ModuleList([made])
     seen, heads = torch.randn(3, 1, 5, 2, 8), torch.randn(2, 7, 2, 8)
-    made.watching = True
+    made.calibrating = True
     for each in seen:
         assert torch.equal(made(each, "keys"), each)
-    made.watching = False
+    made.calibrating = False
     found = model.bfloat16()[0](heads, "keys")
     if grid.per == "channel":
         low, high = seen.amin((0, 1, 2)).clamp(max=0), seen.amax((0, 1, 2)).clamp(min=0)
-        expected = grid.fake_quantize(heads.flatten(2), grid.fit(low.flatten(), high.flatten()))
+        expected = grid.fake_quantize(
+            heads.flatten(2), grid.fit_scales(low.flatten(), high.flatten())
+        )
     elif grid.two_scales:  # a block's scale is its own, under the one of the text
-        outer = grid.scales_of(torch.stack([seen.min(), seen.max()]).view(1, 2)).outer
+        outer = grid.compute_scales(torch.stack([seen.min(), seen.max()]).view(1, 2)).outer
         rows = heads.flatten(0, 2)
-        expected = grid.fake_quantize(rows, grid.refit(rows, Scales(torch.ones(1, 1), None, outer)))
+        expected = grid.fake_quantize(
+            rows, grid.fit_one_group(rows, Scales(torch.ones(1, 1), None, outer))
+        )
     else:
-        expected = grid.fake_quantize(heads, grid.fit(seen.min(), seen.max()))
+        expected = grid.fake_quantize(heads, grid.fit_scales(seen.min(), seen.max()))
     torch.testing.assert_close(found, expected.view_as(heads), rtol=0, atol=0)
 
 
@@ -152,7 +156,7 @@ def test_probes_see_what_attention_reads(implementation: str) -> None:
     assert grid is not None
     assert rounded.shape == plain.shape
     rows = plain.reshape(-1, plain.shape[-1])
-    expected = grid.fake_quantize(rows, grid.scales_of(rows)).view_as(plain)
+    expected = grid.fake_quantize(rows, grid.compute_scales(rows)).view_as(plain)
     torch.testing.assert_close(rounded, expected)
 
 

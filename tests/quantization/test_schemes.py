@@ -10,9 +10,9 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
 from wakeful.quantization import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
-from wakeful.quantization.arithmetic import Arithmetic, _by_floats, integer_matmul
-from wakeful.quantization.damage import describe
-from wakeful.quantization.linear import QuantizedLinear, quantized
+from wakeful.quantization.arithmetic import Arithmetic, _float_matmul, integer_matmul
+from wakeful.quantization.damage import describe_scheme
+from wakeful.quantization.linear import QuantizedLinear, quantize_layer
 from wakeful.variants import Variant, build, variants_by_name
 
 
@@ -62,7 +62,7 @@ def linear_of(w: Tensor, b: Tensor | None) -> nn.Linear:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_layer_is_its_formula(name: str, arithmetic: Arithmetic) -> None:
     x, w, b = tensors()
-    layer = quantized(linear_of(w, b), SCHEMES[name], arithmetic)
+    layer = quantize_layer(linear_of(w, b), SCHEMES[name], arithmetic)
     y = layer(x)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), expected(name, x, w, b), rtol=1e-5, atol=1e-5)
@@ -76,7 +76,7 @@ def test_conv1d_is_the_transposed_linear(name: str) -> None:
     conv.weight = nn.Parameter(w.T.contiguous())
     conv.bias = nn.Parameter(b)
     torch.testing.assert_close(conv(x), F.linear(x, w, b))
-    layers = [quantized(one, SCHEMES[name], "reference") for one in (conv, linear_of(w, b))]
+    layers = [quantize_layer(one, SCHEMES[name], "reference") for one in (conv, linear_of(w, b))]
     assert torch.equal(layers[0](x), layers[1](x))
 
 
@@ -98,7 +98,9 @@ def test_integers_agree_with_the_reference(text: str, k: int) -> None:
     w = 5 + torch.randn(11, k)  # far from zero: the zero point matters
     layer = linear_of(w, torch.randn(11))
     x = torch.randn(2, 5, k) * torch.logspace(-2, 2, 5).reshape(5, 1)
-    one, other = (quantized(layer, parse_scheme(text), way) for way in ("reference", "integer"))
+    one, other = (
+        quantize_layer(layer, parse_scheme(text), way) for way in ("reference", "integer")
+    )
     scheme = parse_scheme(text)
     weights_only = scheme.inputs is None and scheme.outputs is None
     scale = x.abs().sum(-1, keepdim=True) * w.abs().max() if weights_only else torch.zeros(())
@@ -121,14 +123,16 @@ def test_integer_products_are_exact_at_their_largest(shape: tuple[int, int, int]
 @pytest.mark.parametrize("k", [1, 1024, 4099])
 def test_float_kernels_add_up_integers_without_rounding(k: int) -> None:
     a = torch.full((3, k), -128, dtype=torch.int8)
-    assert (_by_floats(a, a) == 128 * 128 * k).all()
+    assert (_float_matmul(a, a) == 128 * 128 * k).all()
     a, b = (torch.randint(-128, 128, (rows, k), dtype=torch.int8) for rows in (3, 5))
-    assert torch.equal(_by_floats(a, b).long(), a.long() @ b.long().T)
+    assert torch.equal(_float_matmul(a, b).long(), a.long() @ b.long().T)
 
 
 def test_4_bits_are_packed() -> None:
     _, w, b = tensors()
-    small, large = (quantized(linear_of(w, b), SCHEMES[name], "integer") for name in ("w4", "fine"))
+    small, large = (
+        quantize_layer(linear_of(w, b), SCHEMES[name], "integer") for name in ("w4", "fine")
+    )
     assert small.integers.shape == (11, 7)
     assert large.integers.shape == (11, 13)
     assert small.integers.element_size() == large.integers.element_size() == 1
@@ -136,7 +140,7 @@ def test_4_bits_are_packed() -> None:
 
 def test_a_16_bit_layer_keeps_float32_scales() -> None:
     x, w, b = tensors()
-    layer = quantized(linear_of(w, b), SCHEMES["fine"], "reference")
+    layer = quantize_layer(linear_of(w, b), SCHEMES["fine"], "reference")
     scale, before = layer.scale.clone(), layer(x)
     assert layer.to(torch.bfloat16) is layer
     assert torch.equal(layer.scale, scale)
@@ -225,7 +229,7 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
     assert given.definition == "scheme(weights=own_schemes:Fives(bits=4, per='tensor'))"
     assert parse_scheme(given.definition) == given
     _, w, b = tensors()
-    assert quantized(linear_of(w, b), given, "integer").operands.integers.abs().max() == 5
+    assert quantize_layer(linear_of(w, b), given, "integer").operands.integers.abs().max() == 5
     with pytest.raises(WakefulError, match="pathlib:Path is not part of wakeful"):
         parse_scheme("pathlib:Path")
     with pytest.raises(WakefulError, match="Path must be a subclass of Scheme or Grid or Method"):
@@ -255,7 +259,7 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
             "scheme(weights=absmax(bits=8, per='group'))",
             "per must be 'channel' or 'token' or 'tensor', got 'group'",
         ),
-        ("absmax(bits=8, per='tensor')", "is a grid; a scheme says of what"),
+        ("absmax(bits=8, per='tensor')", "a scheme says of which tensor"),
         ("scheme(weights=fine)", "scheme: weights must be .*Grid"),
         ("fine(scales='often')", "scales must be 'dynamic' or 'static', got 'often'"),
     ],
@@ -273,8 +277,8 @@ def test_nothing_to_calibrate_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fine", "moderate", "coarse", "w4"])
 def test_a_constant_matrix_has_a_grid(name: str) -> None:
-    layer = quantized(linear_of(torch.full((4, 3), -2.5), None), SCHEMES[name], "reference")
-    torch.testing.assert_close(layer.dequantized(), torch.full((4, 3), -2.5))
+    layer = quantize_layer(linear_of(torch.full((4, 3), -2.5), None), SCHEMES[name], "reference")
+    torch.testing.assert_close(layer.dequantize(), torch.full((4, 3), -2.5))
 
 
 def test_a_dead_output_channel_is_exact() -> None:
@@ -283,8 +287,8 @@ def test_a_dead_output_channel_is_exact() -> None:
     w[2] = -0.5
     x = torch.randn(4, 8)
     for name in ("fine", "w4"):
-        layer = quantized(linear_of(w, None), SCHEMES[name], "integer")
-        torch.testing.assert_close(layer.dequantized()[1:], w[1:])
+        layer = quantize_layer(linear_of(w, None), SCHEMES[name], "integer")
+        torch.testing.assert_close(layer.dequantize()[1:], w[1:])
         assert (layer(x)[:, 1] == 0).all()
 
 
@@ -296,4 +300,4 @@ def test_repr_says_what_it_is() -> None:
 def test_a_cache_is_described_by_what_shares_a_scale() -> None:
     for per, head in (("token", " and head"), ("channel", " and head"), ("tensor", "")):
         scheme = Scheme(weights=None, cache=Absmax(bits=8, per=per))
-        assert describe(scheme).startswith(f"8-bit keys and values per {per}{head};")
+        assert describe_scheme(scheme).startswith(f"8-bit keys and values per {per}{head};")

@@ -10,8 +10,8 @@ from wakeful.model.hooks import hooked
 from wakeful.probes.running import logits_of
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.formats import quantize_layers
-from wakeful.quantization.gguf_file import tables_of
-from wakeful.quantization.linear import matrix, quantized
+from wakeful.quantization.gguf_file import embedding_tables
+from wakeful.quantization.linear import quantize_layer, weight_and_bias
 from wakeful.quantization.schemes import parse_scheme
 from wakeful.quantization.scores import score_formats
 
@@ -28,7 +28,9 @@ def log_probabilities(model: nn.Module, moved: Tensor | None = None) -> Tensor:
 
 def curvature(model: nn.Module) -> Tensor:
     """Return the diagonal of H, (L, N): Σ_s Σ_v p_sv (∂ ln p_sv / ∂y_tn)² by its definition."""
-    moved = torch.zeros(6, matrix(model.get_submodule(LAYER))[0].shape[0], dtype=torch.float64)
+    moved = torch.zeros(
+        6, weight_and_bias(model.get_submodule(LAYER))[0].shape[0], dtype=torch.float64
+    )
     moved.requires_grad_()
     found = log_probabilities(model, moved)
     total = torch.zeros_like(moved)
@@ -66,7 +68,9 @@ def test_a_score_is_half_of_the_squared_error_times_the_curvature() -> None:
     inputs: list[Tensor] = []
     with hooked({LAYER: layers[LAYER]}, before=lambda _n, x: inputs.append(x[0][0].detach())):
         log_probabilities(model)
-    error = formats["four"][LAYER].dequantized().double() - matrix(layers[LAYER])[0].detach()
+    error = (
+        formats["four"][LAYER].dequantize().double() - weight_and_bias(layers[LAYER])[0].detach()
+    )
     exact = 0.5 * float((curvature(model) * (inputs[0] @ error.T).square()).sum()) / 5
     many = TOKENS.expand(4_000, -1)  # as many draws of what the model predicts
     scores = score_formats(model, layers, formats, [many[:2_000], many[2_000:]])
@@ -98,11 +102,11 @@ def test_a_table_is_scored_by_its_rows_and_by_the_head_of_the_same_matrix() -> N
     for tied in (True, False):
         torch.manual_seed(0)
         model = tiny_decoder(dtype=torch.float64, tied=tied).eval()
-        table = tables_of(model)["embed"]
+        table = embedding_tables(model)["embed"]
         weight = table.embedding.weight
         moved = 1e-4 * torch.randn_like(weight)
-        form = quantized(table.linear, parse_scheme("scheme(weights=ggml(bits=8))"), "integer")
-        form.dequantized = lambda weight=weight, moved=moved: (weight + moved).detach()
+        form = quantize_layer(table.linear, parse_scheme("scheme(weights=ggml(bits=8))"), "integer")
+        form.dequantize = lambda weight=weight, moved=moved: (weight + moved).detach()
         text = [some_tokens(4, 12, seed=n) for n in range(8)]
         score = score_formats(model, {}, {"f": {"embed": form}}, text, tables={"embed": table})
         with torch.no_grad():

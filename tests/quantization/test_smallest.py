@@ -16,9 +16,9 @@ from wakeful.probes.running import logits_of
 from wakeful.quantization import quantized_layers
 from wakeful.quantization.compressed import state_bytes
 from wakeful.quantization.convert import linear_layers
-from wakeful.quantization.durations import rounding_seconds
-from wakeful.quantization.smallest import Budget, SmallestSearch, split_text
-from wakeful.quantization.targets import VLLM
+from wakeful.quantization.durations import estimate_rounding_seconds
+from wakeful.quantization.engines import VLLM
+from wakeful.quantization.format_search import Budget, FormatSearch, split_text
 from wakeful.quantization.tuning import tune_scales
 
 
@@ -35,18 +35,18 @@ def llama(**over: object) -> LlamaForCausalLM:
 TEXT = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(8)]
 
 
-def search(**budget: float) -> SmallestSearch:
+def search(**budget: float) -> FormatSearch:
     model = llama()
-    return SmallestSearch(
+    return FormatSearch(
         model, linear_layers(model), Budget(**budget), *split_text(TEXT),
-        all_bytes=state_bytes(model), stored=torch.float32,
+        model_bytes=state_bytes(model), stored_dtype=torch.float32,
     )  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [{"bits": 4.4}, {"bits": 6.0}, {"bytes": 80_000}])
 def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) -> None:
-    found = search(**budget).find()
+    found = search(**budget).find_formats()
     size = state_bytes(found.module)
     assert size == found.allocation.bytes + found.other_bytes
     if "bits" in budget:
@@ -54,7 +54,9 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
     else:
         assert size <= budget["bytes"]
     layers = quantized_layers(found.module)
-    assert set(layers) == {name for name, chosen in found.formats.items() if chosen != VLLM.full}
+    assert set(layers) == {
+        name for name, chosen in found.formats.items() if chosen != VLLM.full_precision
+    }
     for block in range(2):
         place = f"model.layers.{block}"
         for names in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
@@ -62,8 +64,8 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
     assert found.allocation.bound <= found.allocation.cost + 1e-12
     smaller = ["W4A16 in groups of 64", "W4A16 in groups of 32"]
     four_bits = found.bits <= 4.5
-    assert list(found.uniform) == (smaller if four_bits else [*smaller, "W8A16"])
-    costs = [cost for _, cost in found.curve]
+    assert list(found.uniform_models) == (smaller if four_bits else [*smaller, "W8A16"])
+    costs = [cost for _, cost in found.frontier]
     assert costs == sorted(costs, reverse=True)
 
 
@@ -71,19 +73,19 @@ def test_the_time_of_rounding_counts_every_layer(monkeypatch: pytest.MonkeyPatch
     clock = iter(range(100))
     monkeypatch.setattr("wakeful.quantization.durations.time.perf_counter", lambda: next(clock))
     layers = linear_layers(llama())  # of four shapes, each of which takes a second here
-    assert rounding_seconds(layers, VLLM.schemes) == len(layers)
+    assert estimate_rounding_seconds(layers, VLLM.schemes) == len(layers)
     monkeypatch.setattr("wakeful.quantization.durations._SECONDS_TO_MEASURE", 1.0)
     smallest = 32 * 64**2
     sizes = [layer.weight.shape[0] * layer.weight.shape[1] ** 2 for layer in layers.values()]
-    assert rounding_seconds(layers, VLLM.schemes) == pytest.approx(sum(sizes) / smallest)
+    assert estimate_rounding_seconds(layers, VLLM.schemes) == pytest.approx(sum(sizes) / smallest)
 
 
 @pytest.mark.slow
 def test_the_loss_that_is_allowed_is_kept_on_the_text_that_chooses() -> None:
     tried = search(loss=0.01)
-    found = tried.find()
-    assert tried._loss(found.module) - tried._loss(tried.model) <= 0.01
-    smaller = search(loss=0.2).find()
+    found = tried.find_formats()
+    assert tried._mean_loss(found.module) - tried._mean_loss(tried.model) <= 0.01
+    smaller = search(loss=0.2).find_formats()
     assert smaller.allocation.bytes < found.allocation.bytes
 
 
@@ -92,8 +94,8 @@ def test_budgets_that_nothing_meets_are_refused() -> None:
     for budget, words in (
         ({"bits": 3.0}, r"bits = 3 are too few: .* take 4\.2. bits per weight"),
         ({"bytes": 9_000}, r"bytes = 9,000 are too few: the layers take .* all else 16,896"),
-        ({"bits": 40.0}, "the model fits as it is"),
-        ({"bytes": 2**30}, "the model fits as it is"),
+        ({"bits": 40.0}, "the fits in full precision"),
+        ({"bytes": 2**30}, "the fits in full precision"),
     ):
         with pytest.raises(WakefulError, match=words):
             search(**budget).check()
@@ -102,10 +104,10 @@ def test_budgets_that_nothing_meets_are_refused() -> None:
 @pytest.mark.slow
 def test_tuned_scales_are_nearer_to_the_model_and_codes_and_other_models_stay() -> None:
     tried = search(bits=4.4)
-    found = tried.find()
+    found = tried.find_formats()
     layers = quantized_layers(found.module)
     before = {name: (layer.integers.clone(), layer.scale.clone()) for name, layer in layers.items()}
-    others = [logits_of(module, TEXT[0]) for module in found.uniform.values()]
+    others = [logits_of(module, TEXT[0]) for module in found.uniform_models.values()]
     text = TEXT[:3]
     tuning = tune_scales(tried.model, found.module, text, text, steps=40, rate=5e-3)
     assert tuning.improved
@@ -116,7 +118,7 @@ def test_tuned_scales_are_nearer_to_the_model_and_codes_and_other_models_stay() 
         assert torch.equal(layer.integers, codes)
         assert layer.scale.dtype == torch.bfloat16
         assert not torch.equal(layer.scale, scale)
-    for module, logits in zip(found.uniform.values(), others, strict=True):
+    for module, logits in zip(found.uniform_models.values(), others, strict=True):
         assert torch.equal(logits_of(module, TEXT[0]), logits)
     after = {name: layer.scale.clone() for name, layer in layers.items()}
     worse = tune_scales(tried.model, found.module, TEXT[:1], TEXT[3:7], steps=3, rate=1.0)
@@ -150,7 +152,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
             logits_of(theirs, tokens), logits_of(small.module, tokens), rtol=1e-4, atol=1e-4
         )
     for name, layer in quantized_layers(small.module).items():
-        assert torch.equal(theirs.get_submodule(name).weight.float(), layer.dequantized())
+        assert torch.equal(theirs.get_submodule(name).weight.float(), layer.dequantize())
     said = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
     chosen, proof = said["smallest"], said["smallest"]["proof"]
     assert chosen["bits"] <= 4.4
@@ -171,13 +173,13 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     assert "sequences that chose nothing" in result.report.headlines[0]
     capsys.readouterr()
     for wrong, words in (
-        ({"bits": 4.4, "bytes": 9}, "each says how small"),
+        ({"bits": 4.4, "bytes": 9}, "each limits the size"),
         ({"bits": 4.4, "scales": "static"}, "they choose the formats"),
         ({"bits": -1.0}, "must not be negative"),
         ({"tune": 3}, "it trains the scales"),
         ({"for_": "llama.cpp"}, "it is the engine whose formats are chosen"),
-        ({"bits": 4.4, "calibration_sequences": 1}, "and another one chooses formats"),
-        ({"bits": 4.4, "num_sequences": 1}, "the proof wants an interval"),
+        ({"bits": 4.4, "calibration_sequences": 1}, "another for choosing formats"),
+        ({"bits": 4.4, "num_sequences": 1}, "a comparison needs an interval"),
         ({"bits": 3.0}, "bits = 3 are too few"),
         ({"bits": 4.4, "scheme": "w4"}, "w4 cannot be saved"),
     ):
@@ -188,8 +190,8 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
         "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4, cache="fp8",
         save=str(tmp_path / "floats"), **options,
     )  # fmt: skip
-    assert listed.smallest is not None
-    assert len(listed.smallest.target.schemes) == 3
+    assert listed.mixed_model is not None
+    assert len(listed.mixed_model.engine.schemes) == 3
     table = json.loads((tmp_path / "floats" / "config.json").read_text("utf-8"))
     assert table["quantization_config"]["kv_cache_scheme"]["type"] == "float"
     read = wakeful.load(tmp_path / "floats").logits(tokens)

@@ -11,10 +11,10 @@ from helpers import some_tokens
 from quantization.test_smallest import llama
 from wakeful.errors import WakefulError
 from wakeful.quantization import quantize_module, quantized_layers
-from wakeful.quantization.linear import quantized
+from wakeful.quantization.linear import quantize_layer
 from wakeful.quantization.schemes import Absmax, Grid, Scheme
 from wakeful.quantization.schemes.grids import Ggml
-from wakeful.quantization.tuning import _trained, sequences_per_step, tune_scales
+from wakeful.quantization.tuning import _trainable_scales, sequences_per_step, tune_scales
 
 GRIDS: list[Grid] = [
     Absmax(bits=4, per="channel", group=16, scale="bfloat16"),
@@ -26,10 +26,10 @@ GRIDS: list[Grid] = [
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_gradients_are_those_of_scaled_codes(grid: Grid) -> None:
-    layer = quantized(nn.Linear(64, 5), Scheme(weights=grid), "integer")
+    layer = quantize_layer(nn.Linear(64, 5), Scheme(weights=grid), "integer")
     first, x = layer.scale, torch.randn(2, 7, 64, requires_grad=True)
     logarithm = (0.1 * torch.randn(first.shape)).requires_grad_()
-    with _trained({"": layer}, {"": first}, {"": logarithm}):
+    with _trainable_scales({"": layer}, {"": first}, {"": logarithm}):
         y = layer(x)
     upstream = torch.randn_like(y)
     found = torch.autograd.grad(y, [x, logarithm], upstream)

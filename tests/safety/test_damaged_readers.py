@@ -17,9 +17,9 @@ from wakeful.config.schema import (
     Config,
     config_from_table,
     config_to_table,
-    layouts_of,
-    seeds_of,
-    variants_of,
+    read_layouts,
+    read_seeds,
+    split_variants,
 )
 from wakeful.config.tables import from_table, read_table
 from wakeful.data.sources import read_documents
@@ -79,9 +79,9 @@ def read_all(path: Path) -> None:
 
 def read_comparison_table(path: Path) -> None:
     table = read_table(path)
-    seeds_of(table)
-    layouts_of(table)
-    for entry in variants_of("x", table).values():
+    read_seeds(table)
+    read_layouts(table)
+    for entry in split_variants("x", table).values():
         config_from_table(entry)
 
 

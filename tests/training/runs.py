@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wakeful.config.schema import Config, config_from_table
-from wakeful.config.tables import TomlTable, merged
+from wakeful.config.tables import TomlTable, merge_tables
 
 WORDS = ("def", "return", "value", "layer", "for", "in", "range", "self", "None", "x", "y", "= 1")
 
@@ -33,7 +33,7 @@ def tiny(text: Path, **over: TomlTable | str) -> Config:
                   "checkpoint_every": 3, "device": "cpu"},
         "sample": {"prompts": ["def "], "num_tokens": 4},
     }  # fmt: skip
-    return config_from_table(merged(base, over))
+    return config_from_table(merge_tables(base, over))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from training.runs import tiny
-from wakeful.config.schema import Config, config_to_table, seeds_of, variants_of
+from wakeful.config.schema import Config, config_to_table, read_seeds, split_variants
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
@@ -271,11 +271,11 @@ def test_variants_change_only_what_they_name() -> None:
         "model": {"width": 64, "route": "own"},
         "variants": {"a": {}, "b": {"model": {"route": "svformer"}, "train": {"steps": 7}}},
     }
-    assert variants_of("file", table) == {
+    assert split_variants("file", table) == {
         "a": {"name": "a", "model": {"width": 64, "route": "own"}},
         "b": {"name": "b", "model": {"width": 64, "route": "svformer"}, "train": {"steps": 7}},
     }
-    assert variants_of("file", config_to_table(Config()))["file"]["name"] == "file"
+    assert split_variants("file", config_to_table(Config()))["file"]["name"] == "file"
 
 
 @pytest.mark.parametrize(
@@ -295,16 +295,16 @@ def test_variants_change_only_what_they_name() -> None:
 )
 def test_variants_without_a_folder_of_their_own_are_refused(variants: object, message: str) -> None:
     with pytest.raises(WakefulError, match=message) as caught:
-        variants_of("file", {"variants": variants})
+        split_variants("file", {"variants": variants})
     assert "\n" not in str(caught.value)
 
 
 def test_seeds_are_a_list_of_whole_numbers() -> None:
-    assert seeds_of({}) == [0]
-    assert seeds_of({"seeds": [3, 1]}) == [3, 1]
+    assert read_seeds({}) == [0]
+    assert read_seeds({"seeds": [3, 1]}) == [3, 1]
     for seeds in ([], 3, ["1"], [1.0], [True], {}):
         with pytest.raises(WakefulError, match="seeds must be a list of whole numbers"):
-            seeds_of({"seeds": seeds})
+            read_seeds({"seeds": seeds})
 
 
 @pytest.mark.parametrize(

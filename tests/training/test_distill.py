@@ -9,7 +9,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import DistillConfig, config_from_table
-from wakeful.config.tables import merged
+from wakeful.config.tables import merge_tables
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import World
@@ -171,7 +171,7 @@ def test_a_teacher_that_comes_to_be_in_shares_is_read_into_main_memory(
     shared = Mock(side_effect=lambda teacher, *_: teacher)
     monkeypatch.setattr(objective, "shard_model", shared)
     lesson = {"teacher": "read"}
-    config = config_from_table({"train": merged({"distill": lesson}, train)})
+    config = config_from_table({"train": merge_tables({"distill": lesson}, train)})
     device = torch.device("meta")  # in the place of an accelerator
     make_loss(config, tiny_decoder(seed=2), device, World(size=2), end_of_text=0)
     assert read.call_args.kwargs["device"].type == device_type

@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from wakeful.config.schema import Config, config_from_table, variants_of
-from wakeful.config.tables import merged, read_table
+from wakeful.config.schema import Config, config_from_table, split_variants
+from wakeful.config.tables import merge_tables, read_table
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
@@ -15,7 +15,7 @@ SHORT = {"train": {"steps": 120, "eval_every": 0, "diagnose": {"every": 40}, "de
 
 
 def variant(name: str) -> Config:
-    return config_from_table(merged(variants_of("patient", TABLE)[name], SHORT))
+    return config_from_table(merge_tables(split_variants("patient", TABLE)[name], SHORT))
 
 
 def masses(run: Run, position: str) -> dict[int, float]:

@@ -156,7 +156,7 @@ def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_gri
     other, plain = replace(nearest, method=Smooth() if on_grid else GPTQ), lopsided()
     if on_grid:
         for name, layer in quantized_layers(quantize_module(plain, nearest, skip=["head"])).items():
-            plain.get_submodule(name).weight.data.copy_(layer.dequantized())
+            plain.get_submodule(name).weight.data.copy_(layer.dequantize())
     choice = choose_cure(plain, [other], texts, token=None)
     trials = tried_in(choice)
     ways = trials[:2]

@@ -9,7 +9,7 @@ import pytest
 from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.config.schema import config_from_table
-from wakeful.config.tables import merged, to_table
+from wakeful.config.tables import merge_tables, to_table
 from wakeful.demonstration import tool as demo
 from wakeful.demonstration.report import Story
 from wakeful.diagnosis.measure import read_diagnosis
@@ -31,7 +31,7 @@ def small(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                   "diagnose": {"every": 2}},
     }  # fmt: skip
     patient = {
-        name: config_from_table(merged(to_table(config), shorter))
+        name: config_from_table(merge_tables(to_table(config), shorter))
         for name, config in demo.patient_configs().items()
     }
     twins = {

@@ -20,7 +20,7 @@ from wakeful import paged
 from wakeful.errors import WakefulError
 from wakeful.hf.modeling import WakefulForCausalLM, as_transformers
 from wakeful.loading import resident
-from wakeful.quantization import layerwise as walking
+from wakeful.quantization import layerwise
 
 __all__ = ["text"]
 CPU = torch.device("cpu")
@@ -204,7 +204,7 @@ def quantized_by_blocks(module: Any, words: Any, text: Path, out: Path) -> Any:
 def test_a_spread_model_is_diagnosed_and_quantized_where_it_lies(
     spread: None, verb: Verb, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "PRODUCTS", 1)
+    monkeypatch.setattr(layerwise, "PRODUCTS", 1)
     expected = verb(llama(), tokenizer(), text, tmp_path)
     module = llama()
     spread_over_two(module, module.model.layers, module.model.norm, module.lm_head)

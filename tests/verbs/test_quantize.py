@@ -31,9 +31,9 @@ from wakeful.quantization import (
     quantized_layers,
     tool,
 )
-from wakeful.quantization.damage import Damage, predicts
+from wakeful.quantization.damage import Damage, describe_prediction
 from wakeful.quantization.measure import LAYER_SCHEMA, Measurement, Totals
-from wakeful.quantization.tool import chosen_schemes
+from wakeful.quantization.tool import expand_schemes
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
@@ -240,7 +240,7 @@ def test_an_estimate_stands_before_long_work(
     capsys: pytest.CaptureFixture,
 ) -> None:  # fmt: skip
     asked: list[float] = []
-    monkeypatch.setattr(tool, "forward_seconds", lambda *_: 2.0)
+    monkeypatch.setattr(tool, "measure_forward_seconds", lambda *_: 2.0)
     real = tool.note_duration
     monkeypatch.setattr(
         tool, "note_duration",
@@ -446,23 +446,29 @@ def test_a_sentence_says_whether_kurtosis_predicts() -> None:
     down = [(0.1 * n, 1.0 / n) for n in range(1, 9)]
     mixed = [(0.1 * n, float(m)) for n, m in enumerate([3, 1, 4, 8, 2, 6, 5, 7], start=1)]
     one = [(0.1, 3.0)]
-    assert "predicts its error under fine (ρ = +1.00)." in predicts(invented(up, one))
-    assert "does not predict its error under fine (ρ = −1.00)" in predicts(invented(down, one))
+    assert "predicts its error under fine (ρ = +1.00)." in describe_prediction(invented(up, one))
+    assert "does not predict its error under fine (ρ = −1.00)" in describe_prediction(
+        invented(down, one)
+    )
     # ρ = 1 − 6·36 / (8·63) = 0.571, t = 1.7 < 2.447
-    assert "does not predict its error under fine (ρ = +0.57)" in predicts(invented(mixed, one))
+    assert "does not predict its error under fine (ρ = +0.57)" in describe_prediction(
+        invented(mixed, one)
+    )
     many = [(0.01 * (n + 40 * (n % 3)), float(n)) for n in range(60)]
-    assert "weakly predicts its error" in predicts(invented(many, one))
+    assert "weakly predicts its error" in describe_prediction(invented(many, one))
     losses = [(0.1 * n, 3.0 + n) for n in range(6)]
-    assert predicts(invented(up, losses)).endswith(
+    assert describe_prediction(invented(up, losses)).endswith(
         "Over 6 models, the mean kurtosis of blocks' outputs predicts the loss increase under fine "
         "(ρ = +1.00)."
     )
-    assert "4 models are too few to tell: it takes 5." in predicts(invented(up, losses[:4]))
+    assert "4 models are too few to tell: it takes 5." in describe_prediction(
+        invented(up, losses[:4])
+    )
 
 
 def test_which_schemes() -> None:
     def names(schemes: list[str], scales: list[str]) -> list[str]:
-        return [str(each) for each in chosen_schemes(schemes, scales)]
+        return [str(each) for each in expand_schemes(schemes, scales)]
 
     assert names(["fine", "coarse"], ["dynamic"]) == ["fine", "coarse"]
     assert names(["coarse", "moderate"], ["static"]) == ["coarse static", "moderate static"]
@@ -531,7 +537,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     said = wrong("--save", str(small), "--scheme", "coarse")
     assert "coarse cannot be saved as compressed-tensors" in said
     assert said.endswith("or leave --save out to measure it alone")
-    said = wrong(*one, str(small), "--others", "*=w4")
+    said = wrong(*one, str(small), "--layer_schemes", "*=w4")
     assert "w4 cannot be saved as compressed-tensors" in said
     few = tmp_path / "few.txt"
     few.write_text("one short line\n" * 6)
@@ -610,13 +616,13 @@ def test_layers_are_ranked_by_what_they_cost(
     assert costs.to_dicts() == summary["costs"]
     assert costs["alone"].is_sorted(descending=True)
     assert len(costs) == len(summary["layers"])
-    several = wakeful.quantize(str(llama), "fine", others=("*.0.*=w4",))
+    several = wakeful.quantize(str(llama), "fine", layer_schemes=("*.0.*=w4",))
     assert several.method["Layers"].endswith("; of a scheme of their own: *.0.*=w4")
     with pytest.raises(WakefulError, match="w4 cannot be saved"):
         several.save_model(tmp_path / "stock")
     for options, words in (
         (["--scheme", "w4", "fine"], "ranks the layers of one model"),
-        (["--scheme", "w4", "--others", "lm_head"], "PATTERN=SCHEME"),
+        (["--scheme", "w4", "--layer_schemes", "lm_head"], "PATTERN=SCHEME"),
     ):
         given = ["--text", str(text), *SMALL, *options, "--sensitivity"]
         assert words in fails(capsys, "quantize", str(llama), *given)

@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from wakeful.catalog import FOLDERS, NAMES, check_names
 from wakeful.cli.console import OUT, Printer
 from wakeful.config.keywords import short_names
-from wakeful.config.options import Heading, Option, options_of
+from wakeful.config.options import Heading, Option, iterate_options
 from wakeful.config.reading import REFERENCES, SOURCES, Bos
 from wakeful.config.rules import forbidden_options
 from wakeful.config.tables import TomlTable
@@ -155,7 +155,7 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
     refuse, and `--import`; `default`, an instance of `kind`, gives the defaults.
     """
     refused = forbidden_options(kind)
-    options = [option for option in options_of(kind, default) if option.name not in refused]
+    options = [option for option in iterate_options(kind, default) if option.name not in refused]
     return [*options, _IMPORT_OPTION] if options else []
 
 

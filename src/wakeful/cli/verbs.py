@@ -34,9 +34,9 @@ from wakeful.cli.console import (
 from wakeful.config.keywords import NoOptions, fill_options
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.reading import REFERENCES, SOURCES, FigureOptions
-from wakeful.config.rows import rescaled, rows_of
-from wakeful.config.schema import TRAINED, Config, TextConfig, chosen_variants, config_from
-from wakeful.config.tables import on_preset, own_table, preset_names, preset_text
+from wakeful.config.rows import read_rows, rescale_rows
+from wakeful.config.schema import TRAINED, Config, TextConfig, load_config, select_variants
+from wakeful.config.tables import merge_over_preset, preset_names, read_preset, read_preset_table
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.errors import WakefulError, did_you_mean
@@ -143,7 +143,7 @@ def demo(arguments: list[str]) -> None:
 def train(arguments: list[str]) -> None:
     """Run `wakeful train CONFIG`, or continue a run with --resume, and print the result."""
     if asks_for_help(arguments):
-        config = config_from(_first_name(arguments) or {})
+        config = load_config(_first_name(arguments) or {})
         show_help("train", arguments, TrainOptions(**vars(config)))
     sources, table = parse_arguments("train", VERBS["train"], arguments)
     if len(sources) > 1:
@@ -152,7 +152,7 @@ def train(arguments: list[str]) -> None:
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
-    config = config_from(sources[0] if sources else {})
+    config = load_config(sources[0] if sources else {})
     options = fill_options(TrainOptions, table, TrainOptions(**vars(config)))
     if not options.resume:
         result = wakeful.train(
@@ -179,7 +179,7 @@ def compare(arguments: list[str]) -> None:
     """
     if asks_for_help(arguments):
         name = _first_name(arguments)
-        base = next(iter(rows_of([name]).variants.values())) if name else Config()
+        base = next(iter(read_rows([name]).variants.values())) if name else Config()
         show_help("compare", arguments, CompareOptions(**vars(base)))
     verb = VERBS["compare"]
     num_names = next(
@@ -187,22 +187,22 @@ def compare(arguments: list[str]) -> None:
     )
     if not num_names:
         raise WakefulError("name one configuration with a [variants] table, or several")
-    rows = rows_of(arguments[:num_names])
+    rows = read_rows(arguments[:num_names])
     shared, by_row = split_row_options(arguments[num_names:], list(rows.variants))
     base = next(iter(rows.variants.values()))
     sources, table = parse_arguments("compare", verb, shared)
     if sources:
         raise WakefulError(f"{sources[0]!r} follows no option: name configurations first")
     options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
-    seeds = rows.seeds(options.seeds)
-    variants = rescaled(rows.variants, base, options.config, strict=True)
+    seeds = rows.choose_seeds(options.seeds)
+    variants = rescale_rows(rows.variants, base, options.config, strict=True)
     changed_rows = {name: row_arguments for name, row_arguments in by_row.items() if row_arguments}
     for name, row_arguments in changed_rows.items():
         _check_row_options(name, row_arguments)
         _, changes = parse_arguments("compare", verb, row_arguments)
         default = CompareOptions(**vars(variants[name]))
         variants[name] = fill_options(CompareOptions, changes, default).config
-    variants = chosen_variants(variants, options.only)
+    variants = select_variants(variants, options.only)
     for name in changed_rows:
         if name not in variants:
             raise WakefulError(f"--variants.{name} is of a variant that --only leaves out")
@@ -357,7 +357,7 @@ def presets(arguments: list[str]) -> None:
     if len(names) > 1:
         raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
     if names:
-        sys.stdout.write(preset_text(names[0]))
+        sys.stdout.write(read_preset(names[0]))
         return
 
     from wakeful.demonstration.presets import render_presets
@@ -388,7 +388,7 @@ def list_presets(*, several: bool) -> list[str]:
     """Return the names of the presets of a single run; with `several`, those of several variants
     to compare.
     """
-    tables = {name: on_preset(own_table(name), name) for name in preset_names()}
+    tables = {name: merge_over_preset(read_preset_table(name), name) for name in preset_names()}
     return [name for name, table in tables.items() if ("variants" in table) == several]
 
 

@@ -1,4 +1,4 @@
-"""The descriptions of everything: dataclasses, to and from TOML and flags. No torch here."""
+"""Configurations and options: dataclasses, to and from TOML and flags, without torch."""
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import (

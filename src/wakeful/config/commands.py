@@ -5,27 +5,31 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wakeful.config.options import default_of
+from wakeful.config.options import field_default
 from wakeful.config.tables import to_table
 
 
-def command_of(verb: str, options: object, *names: str) -> str:
-    """Return a verb's command line: its names, and the options that differ from their defaults."""
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
-    flags = _flags(to_table(options), to_table(defaults))
+def format_command_line(verb: str, options: object, *names: str) -> str:
+    """Return the shell command that repeats a call, with the options that are not at defaults."""
+    defaults = {field.name: field_default(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    flags = _format_flags(to_table(options), to_table(defaults))
     return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
 
 
-def _flags(
+def _format_flags(
     table: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[str]:
-    """Yield the flags of the options that differ from their defaults."""
+    """Yield flags with values, such as "--steps 5", for options that differ from their defaults.
+
+    `prefix` is the dotted path of a nested table, as in "--train.steps 5". The options out and
+    resume, which would name a folder that exists by then, are left out.
+    """
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flags(value, defaults.get(name, {}), f"{prefix}{name}.")
+            yield from _format_flags(value, defaults.get(name, {}), f"{prefix}{name}.")
         elif value == defaults.get(name) or f"{prefix}{name}" in ("out", "resume"):
             continue
-        elif value is False:  # a switch that is on by default is turned off by another flag
+        elif value is False:  # a switch that is on by default
             yield f"--{prefix}no_{name}"
         else:
             values = value if isinstance(value, list) else [] if value is True else [value]

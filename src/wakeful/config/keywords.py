@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from wakeful.config.options import default_of, options_of
-from wakeful.config.tables import from_table, merged, to_table
+from wakeful.config.options import field_default, iterate_options
+from wakeful.config.tables import from_table, merge_tables, to_table
 from wakeful.errors import WakefulError, did_you_mean
 
 T = TypeVar("T")
@@ -19,18 +19,18 @@ class NoOptions:
     """Options of a verb that has none."""
 
 
-def options_from(kind: type[T], kwargs: Mapping[str, Any], base: T | None = None) -> T:
+def options_from(options_class: type[T], kwargs: Mapping[str, Any], base: T | None = None) -> T:
     """Return a verb's options: `base`, or the defaults, changed by keyword arguments.
 
-    A list serves for a tuple, and a single value for a tuple of one.
+    A list is accepted for a tuple, and a single value for a tuple of one.
 
     Raises:
         WakefulError: there is no such option, or its value is of another type.
     """
     if base is not None and not kwargs:
         return base
-    names = {entry.name for entry in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    names |= set(short_names(kind))
+    names = {entry.name for entry in dataclasses.fields(options_class)}  # pyright: ignore[reportArgumentType]
+    names |= set(short_names(options_class))
     for name in kwargs:
         if name not in names:
             raise WakefulError(
@@ -38,24 +38,29 @@ def options_from(kind: type[T], kwargs: Mapping[str, Any], base: T | None = None
                 f"{', '.join(sorted(names))}"
             )
     return fill_options(
-        kind, {name: _plain(kind, name, value) for name, value in kwargs.items()}, base
+        options_class,
+        {name: _to_plain_value(options_class, name, value) for name, value in kwargs.items()},
+        base,
     )
 
 
-def fill_options(kind: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the defaults, changed by a table's entries."""
-    if expand := getattr(kind, "expand", None):
-        base, table = base or kind(), expand(table)
-    return from_table(kind, table if base is None else merged(to_table(base), table))
+def fill_options(options_class: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
+    """Return a verb's options: `base`, or the defaults, changed by the entries of a table."""
+    if expand := getattr(options_class, "expand", None):
+        base, table = base or options_class(), expand(table)
+    return from_table(options_class, table if base is None else merge_tables(to_table(base), table))
 
 
-def short_names(kind: type) -> Mapping[str, str]:
-    """Return the fields that the short names of options mean, by short name."""
-    return getattr(kind, "short_names", {})
+def short_names(options_class: type) -> Mapping[str, str]:
+    """Return the dotted names of options that have short names, by short name."""
+    return getattr(options_class, "short_names", {})
 
 
-def _plain(kind: type, name: str, value: Any) -> Any:
-    default = getattr(kind, name, None)
+def _to_plain_value(options_class: type, name: str, value: Any) -> Any:
+    """Return a keyword argument as a value of a TOML table: paths as strings, ranges as lists, and
+    a single value as a list where the option is a tuple.
+    """
+    default = getattr(options_class, name, None)
     if isinstance(default, tuple) and not isinstance(value, list | tuple | range):
         return [value]
     if hasattr(value, "__fspath__"):
@@ -63,20 +68,23 @@ def _plain(kind: type, name: str, value: Any) -> Any:
     return list(value) if isinstance(value, range) else value
 
 
-def accept_options(kind: type) -> Callable[[F], F]:
-    """Return a decorator that adds the fields of these options to a function's signature.
+def accept_options(options_class: type) -> Callable[[F], F]:
+    """Return a decorator that adds the fields of an options dataclass to a function's signature.
 
     Notebooks complete keyword arguments from that signature. Editors and type checkers read
     `__init__.pyi`, which `tools/signatures.py` writes from the same fields.
     """
-    hints = get_type_hints(kind)
-    names = [entry.name for entry in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
-    fields = [(name, default_of(kind.__dataclass_fields__[name]), hints[name]) for name in names]  # pyright: ignore[reportAttributeAccessIssue]
-    if short := short_names(kind):
-        kinds = {option.name: option.kind for option in options_of(kind)}
-        fields += [(name, None, kinds[target] | None) for name, target in short.items()]
+    hints = get_type_hints(options_class)
+    fields = [
+        (entry.name, field_default(entry), hints[entry.name])
+        for entry in dataclasses.fields(options_class)  # pyright: ignore[reportArgumentType]
+    ]
+    if short := short_names(options_class):
+        types = {option.name: option.kind for option in iterate_options(options_class)}
+        fields += [(name, None, types[target] | None) for name, target in short.items()]
 
-    def signed(function: F) -> F:
+    def add_parameters(function: F) -> F:
+        """Replace the function's **kwargs by one keyword-only parameter per field."""
         signature = inspect.signature(function)
         parameters = [
             parameter
@@ -84,13 +92,18 @@ def accept_options(kind: type) -> Callable[[F], F]:
             if parameter.kind is not parameter.VAR_KEYWORD
         ]
         names = {parameter.name for parameter in parameters}
-        function.__signature__ = signature.replace(parameters=[*parameters, *(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=hint,
-                default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
-            )
-            for name, default, hint in fields if name not in names
-        )])  # fmt: skip
+        for name, default, hint in fields:
+            if name not in names:
+                missing = default is dataclasses.MISSING
+                parameters.append(
+                    inspect.Parameter(
+                        name,
+                        inspect.Parameter.KEYWORD_ONLY,
+                        annotation=hint,
+                        default=inspect.Parameter.empty if missing else default,
+                    )
+                )
+        function.__signature__ = signature.replace(parameters=parameters)
         return function
 
-    return signed
+    return add_parameters

@@ -11,8 +11,8 @@ from wakeful.config.rules import AtLeast, AtMost, RuleChecked
 from wakeful.errors import WakefulError
 from wakeful.variants.shape import Shape
 
-_MOST_ANGLES = 2**26
-"""Largest number of angles in RoPE's table, which is allocated whole: a million positions of heads
+_MAX_ANGLES = 2**26
+"""Largest number of angles in RoPE's table, which is computed at once: a million positions of heads
 with 128 channels."""
 MLPName = Literal["gelu", "gelu_exact", "swiglu", "geglu"]
 PositionName = Literal["rotary", "learned", "none"]
@@ -122,6 +122,10 @@ class ModelConfig(RuleChecked):
     )
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if fields are out of range or contradict each other.
+
+        Whole numbers in fields of floats become floats.
+        """
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             if entry.type is float and type(value) is int:
@@ -144,6 +148,7 @@ class ModelConfig(RuleChecked):
                 f"{self.num_heads}"
             )
         self._check_positions()
+        self._check_local_layers()
         self._check_prefixes()
         if self.qk_norm_whole and not self.qk_norm:
             raise WakefulError("model.qk_norm_whole needs model.qk_norm: turn it on too")
@@ -153,6 +158,9 @@ class ModelConfig(RuleChecked):
             )
 
     def _check_prefixes(self) -> None:
+        """Raise `WakefulError` if a stored or relaxed prefix does not fit the context or the
+        windows.
+        """
         if self.stored_prefix >= self.max_length:
             raise WakefulError(
                 f"model.stored_prefix = {self.stored_prefix} leaves no room for text within "
@@ -163,13 +171,16 @@ class ModelConfig(RuleChecked):
                 "model.stored_prefix and model.relaxed_prefix both stand at the beginning of a "
                 "sequence: keep one of them"
             )
-        if self.narrowed and self.relaxed_prefix > 1:
+        if self.has_short_window and self.relaxed_prefix > 1:
             raise WakefulError(
                 f"model.window = {self.window} hides the beginning of a sequence from the local "
                 "layers, where model.relaxed_prefix stands: keep one of them"
             )
 
     def _check_positions(self) -> None:
+        """Raise `WakefulError` if the options of rotary positions do not fit the heads or each
+        other.
+        """
         if self.positions == "rotary" and self.shape.head_width % 2:
             raise WakefulError(
                 f"rotary positions turn pairs of channels, but a head has {self.shape.head_width}"
@@ -180,7 +191,7 @@ class ModelConfig(RuleChecked):
                 f"of a head, got {self.rotary_width}"
             )
         pairs = (self.rotary_width or self.shape.head_width) // 2
-        if self.positions == "rotary" and self.max_length * pairs > _MOST_ANGLES:
+        if self.positions == "rotary" and self.max_length * pairs > _MAX_ANGLES:
             raise WakefulError(
                 f"the rotary table of model.max_length = {self.max_length} times {pairs} pairs of "
                 "channels does not fit into memory: lower model.max_length or model.width"
@@ -190,13 +201,15 @@ class ModelConfig(RuleChecked):
                 f"model.rotary_width = {self.rotary_width} and model.rope = {self.rope!r} are for "
                 f"rotary positions, and model.positions = {self.positions!r}"
             )
-        self._check_local()
 
-    def _check_local(self) -> None:
+    def _check_local_layers(self) -> None:
+        """Raise `WakefulError` if the local layers are not ascending layer numbers, or positions
+        are not rotary.
+        """
         layers, theta = self.local_layers, self.local_theta
         ascending = all(first < second for first, second in itertools.pairwise(layers))
-        within = all(type(layer) is int and 0 <= layer < self.num_layers for layer in layers)
-        if not within or not ascending:
+        in_range = all(type(layer) is int and 0 <= layer < self.num_layers for layer in layers)
+        if not in_range or not ascending:
             raise WakefulError(
                 f"model.local_layers must be ascending numbers from 0 to {self.num_layers - 1}, "
                 f"got {list(layers)}"
@@ -209,12 +222,12 @@ class ModelConfig(RuleChecked):
 
     @property
     def context(self) -> int:
-        """Largest number of tokens of text: `max_length` less the stored prefix."""
+        """Context length for text: `max_length` minus the stored prefix."""
         return self.max_length - self.stored_prefix
 
     @property
-    def narrowed(self) -> bool:
-        """True where a layer's window is shorter than the text."""
+    def has_short_window(self) -> bool:
+        """True where some layers have a sliding window that is shorter than `max_length`."""
         return bool(self.local_layers) and 0 < self.window < self.max_length
 
     @property
@@ -227,32 +240,35 @@ class ModelConfig(RuleChecked):
         """True where the attention's output projection has a bias."""
         return self.attention_bias == "all" or self._same_bias
 
-    def rotation_of(self, layer: int) -> RotationName:
-        """Return the RoPE table of a layer's queries and keys; "" for none."""
+    def rope_table_name(self, layer: int) -> RotationName:
+        """Return which RoPE table a layer uses: "rotary", "local_rotary", or "" for no RoPE."""
         if self.positions != "rotary":
             return ""
         if layer not in self.local_layers:
             return "rotary"
         return "local_rotary" if self.local_theta else ""
 
-    def of_tokens(self, number: int) -> "ModelConfig":
-        """Return this configuration for a tokenizer of `number` tokens: `vocab_size` becomes
-        `number` where it is at its default, and stays where it is larger.
+    def with_vocabulary(self, num_tokens: int) -> "ModelConfig":
+        """Return this configuration for a tokenizer of `num_tokens` tokens.
+
+        A `vocab_size` at its default becomes that number; a larger one that was set stays.
 
         Raises:
-            WakefulError: `vocab_size` is set, and smaller.
+            WakefulError: `vocab_size` was set to less.
         """
         if self.vocab_size == ModelConfig.vocab_size:
-            return dataclasses.replace(self, vocab_size=number)
-        if self.vocab_size < number:
+            return dataclasses.replace(self, vocab_size=num_tokens)
+        if self.vocab_size < num_tokens:
             raise WakefulError(
-                f"model.vocab_size = {self.vocab_size} has no room for the {number} tokens of the "
-                "text's tokenizer: leave it out, or give as many or more"
+                f"model.vocab_size = {self.vocab_size} has no room for the {num_tokens} tokens of "
+                "the text's tokenizer: leave it out, or give as many or more"
             )
         return self
 
     def with_layers(self, sources: Sequence[int]) -> "ModelConfig":
-        """Return the configuration of a model whose layer t is this model's layer `sources[t]`."""
+        """Return the configuration of a model whose layer t is a copy of this model's layer
+        `sources[t]`.
+        """
         local = tuple(t for t, source in enumerate(sources) if source in self.local_layers)
         return dataclasses.replace(self, num_layers=len(sources), local_layers=local)
 
@@ -262,7 +278,7 @@ class ModelConfig(RuleChecked):
 
     @property
     def shape(self) -> Shape:
-        """Shape of the decoder, with every 0 that stands for a default replaced."""
+        """The decoder's sizes, with the numbers that a 0 in a field stands for."""
         return Shape(
             num_layers=self.num_layers,
             num_heads=self.num_heads,

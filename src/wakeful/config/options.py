@@ -11,7 +11,7 @@ import inspect
 import itertools
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar
@@ -73,72 +73,91 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Flag that sets it."""
-        return flag_of(self.name)
+        """The flag that sets the option."""
+        return flag_name(self.name)
 
     @property
     def negative(self) -> str:
-        """Flag that turns it off, of a switch."""
-        return flag_of(self.name, negative=True)
+        """The flag that turns a switch off."""
+        return flag_name(self.name, negative=True)
 
     @property
     def section(self) -> str:
-        """Dotted name of the part that it belongs to; "" at the top."""
+        """Dotted name of the part that the option belongs to; "" at the top."""
         return self.name.rpartition(".")[0]
 
     @property
     def value_type(self) -> Any:
-        """Type of one value: the option's type, or that of the elements of its tuple."""
+        """The type of one value: the option's type, or that of the elements of its tuple."""
         return typing.get_args(self.kind)[0] if self.takes_several else self.kind
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """Allowed values, of a `Literal`."""
+        """The allowed values of a `Literal` option; empty for other types."""
         kind = self.value_type
         return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
     @property
     def takes_several(self) -> bool:
-        """True where it takes several values."""
+        """True where the option takes several values."""
         return typing.get_origin(self.kind) is tuple
 
 
-def flag_of(name: str, *, negative: bool = False) -> str:
-    """Return the flag that sets an option or turns it off, without the _ after a Python keyword."""
+def flag_name(name: str, *, negative: bool = False) -> str:
+    """Return the flag that sets an option, or with `negative` turns it off: "--train.steps",
+    "--no_bos".
+
+    The _ of a name such as `for_`, a Python keyword without it, is left out.
+    """
     section, dot, last = name.rstrip("_").rpartition(".")
     return f"--{section}{dot}{'no_' * negative}{last}"
 
 
-def options_of(
-    kind: type, default: Any = None, prefix: str = "", overrides: Overrides | None = None
+def iterate_options(
+    options_class: type, default: Any = None, prefix: str = "", overrides: Overrides | None = None
 ) -> Iterator[Option]:
-    """Yield the options of a dataclass and of its parts, its own fields before inherited ones.
+    """Yield the options of a dataclass and of its nested dataclasses, inherited fields last.
 
-    Where `default` is given, an instance of the dataclass, its values are the defaults.
+    Defaults are those of `default`, an instance of the class, if given. `prefix` is the dotted path
+    of a nested dataclass; `overrides` changes its options.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
-    plain = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(options_class, include_extras=True)
+    plain_types = typing.get_type_hints(options_class)
     overrides = overrides or Overrides()
-    texts = descriptions(kind) | dict(overrides.descriptions)
-    for entry in _sorted_fields(kind):
-        name, inner = prefix + entry.name, plain[entry.name]
+    texts = field_descriptions(options_class) | dict(overrides.descriptions)
+    for entry in _sort_fields(options_class):
+        name, kind = prefix + entry.name, plain_types[entry.name]
         extras = getattr(hints[entry.name], "__metadata__", ())
-        value = default_of(entry) if default is None else getattr(default, entry.name)
-        if dataclasses.is_dataclass(inner):
-            assert isinstance(inner, type)
-            own = next((extra for extra in extras if isinstance(extra, Overrides)), Overrides())
-            parts = ((dotted.partition("."), text) for dotted, text in overrides.descriptions)
-            inherited = tuple((rest, text) for (part, _, rest), text in parts if part == entry.name)
-            own = Overrides(own.rare, own.descriptions + inherited)
-            yield from options_of(inner, value, f"{name}.", own)
+        value = field_default(entry) if default is None else getattr(default, entry.name)
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            nested = _nested_overrides(entry.name, extras, overrides)
+            yield from iterate_options(kind, value, f"{name}.", nested)
             continue
         group = next((extra for extra in extras if isinstance(extra, Heading)), None)
         group = None if entry.name in overrides.rare else group
-        yield Option(name, inner, texts[entry.name], value, group)
+        yield Option(name, kind, texts[entry.name], value, group)
 
 
-def descriptions(kind: type) -> dict[str, str]:
-    """Return the description of every field: the string below it in the source."""
+def _nested_overrides(part: str, extras: Iterable[Any], outer: Overrides) -> Overrides:
+    """Return the overrides of a nested dataclass in the field `part`.
+
+    They are those annotated on the field's type (`extras`), and the outer dataclass's descriptions
+    whose dotted names begin with the field's.
+    """
+    annotated = next((extra for extra in extras if isinstance(extra, Overrides)), Overrides())
+    inherited = [
+        (name.removeprefix(f"{part}."), text)
+        for name, text in outer.descriptions
+        if name.startswith(f"{part}.")
+    ]
+    return Overrides(annotated.rare, (*annotated.descriptions, *inherited))
+
+
+def field_descriptions(kind: type) -> dict[str, str]:
+    """Return the description of every field of a dataclass, inherited ones included: the string
+    below the field in the source.
+    """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         texts |= _field_strings(base.__module__).get(base.__name__, {})
@@ -147,10 +166,13 @@ def descriptions(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _field_strings(module: str) -> dict[str, dict[str, str]]:
-    """Return the strings below the fields of each class of a module."""
+    """Return the strings below the fields of each class of a module, by class and field name."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {
-        node.name: {
+    strings: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        strings[node.name] = {
             field.target.id: " ".join(str(below.value.value).split())
             for field, below in itertools.pairwise(node.body)
             if isinstance(field, ast.AnnAssign)
@@ -158,20 +180,22 @@ def _field_strings(module: str) -> dict[str, dict[str, str]]:
             and isinstance(below, ast.Expr)
             and isinstance(below.value, ast.Constant)
         }
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
+    return strings
 
 
-def _sorted_fields(kind: Any) -> list[dataclasses.Field[Any]]:
-    def depth(entry: dataclasses.Field[Any]) -> int:
-        owners = (entry.name in vars(base).get("__annotations__", {}) for base in kind.__mro__)
-        return list(owners).index(True)
+def _sort_fields(options_class: Any) -> list[dataclasses.Field[Any]]:
+    """Return a dataclass's fields: its own first, then those of its base classes in their order."""
 
-    return sorted(dataclasses.fields(kind), key=depth)
+    def distance(entry: dataclasses.Field[Any]) -> int:
+        """Return how many bases away the class is that declares the field."""
+        bases = options_class.__mro__
+        declares = [entry.name in vars(base).get("__annotations__", {}) for base in bases]
+        return declares.index(True)
+
+    return sorted(dataclasses.fields(options_class), key=distance)
 
 
-def default_of(entry: dataclasses.Field[Any]) -> Any:
-    """Return a field's default; `dataclasses.MISSING` where a value is required."""
+def field_default(entry: dataclasses.Field[Any]) -> Any:
+    """Return a dataclass field's default value; `dataclasses.MISSING` where a value is required."""
     factory = entry.default_factory
     return entry.default if factory is dataclasses.MISSING else factory()

@@ -66,22 +66,24 @@ class ReadingOptions(FigureOptions):
 
     @property
     def source(self) -> str:
-        """Source of the text."""
+        """Name of the text to read; the default text if `text` is empty."""
         return self.text or DataConfig.source
 
     @property
     def text_flags(self) -> str:
-        """Flags that make another command read the same text."""
+        """Flags by which another command reads the same text."""
         flags = ["--text", self.text] if self.text else []
         flags += [] if self.bos == "auto" else ["--bos", self.bos]
         flags += ["--trust_remote_code"] if self.trust_remote_code else []
         return shlex.join(flags)
 
     def length_for(self, context: int) -> int:
-        """Return the tokens per sequence for a model with this context."""
+        """Return the tokens per sequence for a model with this context length."""
         return self.length or min(LENGTH, context)
 
 
 def longest_prompt(context: int) -> int:
-    """Return the tokens of the longest prompt whose timed continuation fits into a context."""
+    """Return the number of tokens of the longest prompt whose timed continuation fits into a
+    context.
+    """
     return context - DECODED_TOKENS - 1

@@ -8,11 +8,11 @@ from typing import Any
 from wakeful.config.schema import (
     Config,
     config_from_table,
-    config_table,
     config_to_table,
-    layouts_of,
-    seeds_of,
-    variants_of,
+    load_config_table,
+    read_layouts,
+    read_seeds,
+    split_variants,
 )
 from wakeful.config.tables import TomlTable, flatten_table
 from wakeful.errors import WakefulError
@@ -30,8 +30,8 @@ class ComparisonRows:
     seed_sets: frozenset[tuple[int, ...]]
     """Seeds of each configuration."""
 
-    def seeds(self, seeds: Sequence[int]) -> tuple[int, ...]:
-        """Return these seeds, or those of the configurations where none are given."""
+    def choose_seeds(self, seeds: Sequence[int]) -> tuple[int, ...]:
+        """Return the given seeds or, if there are none, those that the configurations name."""
         if seeds:
             return tuple(seeds)
         if len(self.seed_sets) > 1:
@@ -39,60 +39,63 @@ class ComparisonRows:
         return next(iter(self.seed_sets), ())
 
 
-def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> ComparisonRows:
-    """Return the rows of `Config`s, presets' names, TOML files or tables, in their order."""
-    stems: list[str] = []
+def read_rows(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> ComparisonRows:
+    """Return the variants to compare, from configurations in any form, in the order given.
+
+    A source is a `Config`, a preset's name, a TOML file or a table.
+    """
+    names: list[str] = []
     variants: dict[str, Config] = {}
     layouts: list[str] = []
     seed_sets: set[tuple[int, ...]] = set()
     for source in sources:
-        table = config_table(source)
-        stems.append(_stem(source, table))
-        seed_sets.add(tuple(seeds_of(table)))
-        layouts += [name for name in layouts_of(table) if name not in layouts]
-        for name, entry in variants_of(stems[-1], table).items():
+        table = load_config_table(source)
+        names.append(_default_name(source, table))
+        seed_sets.add(tuple(read_seeds(table)))
+        layouts += [layout for layout in read_layouts(table) if layout not in layouts]
+        for name, variant_table in split_variants(names[-1], table).items():
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
-            variants[name] = config_from_table(entry)
-    return ComparisonRows(stems[0] if stems else "", variants, tuple(layouts), frozenset(seed_sets))
+            variants[name] = config_from_table(variant_table)
+    return ComparisonRows(names[0] if names else "", variants, tuple(layouts), frozenset(seed_sets))
 
 
-def _stem(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
+def _default_name(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
     """Return the name of a configuration without a [variants] table: its file's, or its own."""
     if isinstance(source, str | Path):
-        return Path(source).name.removesuffix(".toml")  # a preset's may have a point
+        return Path(source).name.removesuffix(".toml")  # a preset's name may contain a point
     return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
 
 
-def rescaled(
-    rows: Mapping[str, Config], base: Config, to: Config, *, strict: bool = False
+def rescale_rows(
+    rows: Mapping[str, Config], base: Config, new_base: Config, *, strict: bool = False
 ) -> dict[str, Config]:
-    """Return rows that differ from `to` as the given rows differ from `base`.
+    """Return variants that differ from `new_base` as the given ones (`rows`) differ from `base`.
 
-    A field that is equal in a row and in `base` takes the value of `to`. A number that differs from
-    `base` keeps its ratio: a row of 8 times the steps trains for 8 times the new steps. Any other
-    field that differs stays as it is in the row.
+    A field that is equal in a row and in `base` takes the value of `new_base`. A number that
+    differs from `base` keeps its ratio: a row with 8 times the steps trains for 8 times the new
+    steps. Any other field that differs keeps the row's value.
 
     Raises:
-        WakefulError: a row's value is out of its range; with `strict` also where `to` changes a
-            field in which a row differs and that has no ratio.
+        WakefulError: a row's value is out of its range; with `strict` also where `new_base` changes
+            a field in which a row differs and that has no ratio.
     """
-    before, after = flat(base), flat(to)
-    changed = [key for key in after if after[key] != before[key]]
+    old_values, new_values = flatten_config(base), flatten_config(new_base)
+    changed = [key for key in new_values if new_values[key] != old_values[key]]
     variants: dict[str, Config] = {}
     for name, row in rows.items():
-        row_values = flat(row)
+        row_values = flatten_config(row)
         table: TomlTable = config_to_table(row)
         for key in changed:
-            value = after[key]
-            if row_values[key] != before[key]:
-                ratio = _ratio(key, row_values[key], before[key])
+            value = new_values[key]
+            if row_values[key] != old_values[key]:
+                ratio = _ratio(key, row_values[key], old_values[key])
                 if ratio is None and strict:
                     raise WakefulError(
                         f"{key} differs between the rows on purpose ({row_values[key]!r} in "
-                        f"{name}): name the row that is to change, as --variants.NAME.{key}"
+                        f"{name}): name the row to change, as --variants.NAME.{key}"
                     )
-                value = row_values[key] if ratio is None else _times(value, ratio)
+                value = row_values[key] if ratio is None else _scale(value, ratio)
             *sections, last = key.split(".")
             section = table
             for part in sections:
@@ -102,29 +105,36 @@ def rescaled(
     return variants
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """Return a configuration's fields by dotted name, without its own name."""
+def flatten_config(config: Config) -> dict[str, Any]:
+    """Return a configuration's fields by dotted name, such as "train.steps", except its name."""
     return {key: value for key, value in flatten_table(config_to_table(config)) if key != "name"}
 
 
-def config_differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which two configurations differ, by dotted name: both values."""
-    first, second = ({"name": config.name, **flat(config)} for config in (before, after))
-    return {key: (first[key], second[key]) for key in first if first[key] != second[key]}
+def config_differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two configurations differ, by dotted name, with both values."""
+    first_fields = {"name": first.name, **flatten_config(first)}
+    second_fields = {"name": second.name, **flatten_config(second)}
+    return {
+        key: (value, second_fields[key])
+        for key, value in first_fields.items()
+        if value != second_fields[key]
+    }
 
 
 _WITHOUT_RATIO = ("seed", "beta1", "beta2")
-"""Numbers that are not scaled."""
+"""Last parts of the names of numbers that are never scaled."""
 
 
-def _ratio(key: str, own: object, base: object) -> float | None:
+def _ratio(key: str, value: object, base_value: object) -> float | None:
+    """Return value / base_value of a field; None where that is no ratio to keep."""
     if key.rpartition(".")[2] in _WITHOUT_RATIO:
         return None
-    numbers = type(own) in (int, float) and type(base) in (int, float)
-    return own / base if numbers and own and base else None  # pyright: ignore
+    numbers = type(value) in (int, float) and type(base_value) in (int, float)
+    return value / base_value if numbers and value and base_value else None  # pyright: ignore
 
 
-def _times(value: Any, ratio: float) -> Any:
+def _scale(value: Any, ratio: float) -> Any:
+    """Return a number times a ratio; a whole number stays whole, and at least 1 unless it is 0."""
     if isinstance(value, int):
         return max(1, round(value * ratio)) if value else value
     return value * ratio

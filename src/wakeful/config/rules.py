@@ -1,8 +1,8 @@
 """Rules of options: ranges, and options that exclude, need or forbid others, with reasons.
 
 A class of options (`RuleChecked`) checks its rules when an instance is created. A condition is a
-dotted name, which holds where the field is not at its default; `name=value`, also where the field
-has several values and this is one of them; or `name!=value`.
+dotted name, which holds if the field is not at its default; `name=value`, which holds if the field
+has that value, or it among several; or `name!=value`.
 """
 
 import functools
@@ -10,7 +10,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from wakeful.config.options import default_of, flag_of
+from wakeful.config.options import field_default, flag_name
 from wakeful.errors import WakefulError
 
 
@@ -21,7 +21,7 @@ class Rule:
     conditions: str
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` where the options break it."""
+        """Raise `WakefulError` if the options break the rule."""
         raise NotImplementedError
 
 
@@ -32,10 +32,12 @@ class Within(Rule):
     span: str
 
     def check(self, options: Any) -> None:
-        low, high = map(_bound, self.span[1:-1].split(","))
-        for name, value in _values(options, self.conditions):
+        """Raise `WakefulError` if a number is outside the interval."""
+        low, high = map(_parse_bound, self.span[1:-1].split(","))
+        for name, value in _named_values(options, self.conditions):
             above = low <= value if self.span[0] == "[" else low < value
-            if not (above and (value <= high if self.span[-1] == "]" else value < high)):
+            below = value <= high if self.span[-1] == "]" else value < high
+            if not (above and below):
                 raise WakefulError(f"{name} must be in {self.span}, got {value}")
 
 
@@ -46,7 +48,7 @@ class AtLeast(Rule):
     minimum: int
 
     def check(self, options: Any) -> None:
-        for name, value in _values(options, self.conditions):
+        for name, value in _named_values(options, self.conditions):
             if not value >= self.minimum:
                 allowed = f"be at least {self.minimum}" if self.minimum else "not be negative"
                 raise WakefulError(f"{name} must {allowed}, got {value}")
@@ -60,8 +62,9 @@ class AtMost(Rule):
     why: str = ""
 
     def check(self, options: Any) -> None:
-        ((limit_name, limit),) = _values(options, self.limit)
-        for name, value in _values(options, self.conditions):
+        """Raise `WakefulError` if a number is above the limit, another option's value."""
+        ((limit_name, limit),) = _named_values(options, self.limit)
+        for name, value in _named_values(options, self.conditions):
             if value > limit:
                 reason = f"{self.why}, " if self.why else ""
                 raise WakefulError(
@@ -81,8 +84,9 @@ class Excludes(Pair):
     """No condition holds together with any of the counterparts."""
 
     def check(self, options: Any) -> None:
-        for condition in _holding(options, self.conditions):
-            for excluded in _holding(options, self.counterparts):
+        """Raise `WakefulError` at the first condition that holds together with a counterpart."""
+        for condition in _flags_that_hold(options, self.conditions):
+            for excluded in _flags_that_hold(options, self.counterparts):
                 raise WakefulError(
                     f"{condition} and {excluded}: {self.why}; leave out one of the two"
                 )
@@ -92,9 +96,10 @@ class Needs(Pair):
     """Every condition needs at least one of the counterparts."""
 
     def check(self, options: Any) -> None:
-        for condition in _holding(options, self.conditions):
-            if not _holding(options, self.counterparts):
-                needed = " or ".join(map(_flag, self.counterparts.split()))
+        """Raise `WakefulError` if a condition holds and none of the counterparts does."""
+        for condition in _flags_that_hold(options, self.conditions):
+            if not _flags_that_hold(options, self.counterparts):
+                needed = " or ".join(map(_condition_flag, self.counterparts.split()))
                 raise WakefulError(f"{condition} needs {needed}: {self.why}; give that too")
 
 
@@ -105,12 +110,13 @@ class Forbids(Rule):
     why: str
 
     def check(self, options: Any) -> None:
-        for condition in _holding(options, self.conditions):
+        """Raise `WakefulError` if a condition holds."""
+        for condition in _flags_that_hold(options, self.conditions):
             raise WakefulError(f"{condition}: {self.why}; leave it out")
 
 
 def check_rules(options: Any, *rules: Rule) -> None:
-    """Raise `WakefulError` at the first rule that options break."""
+    """Raise `WakefulError` for the first rule that options break."""
     for rule in rules:
         rule.check(options)
 
@@ -120,65 +126,75 @@ class RuleChecked:
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
     SECTION: ClassVar[str] = ""
-    """Name of the part of other options that these are; "" for none."""
+    """Name of the field that holds these options in other options; "" for none."""
 
     def __post_init__(self) -> None:
         check_rules(self, *self.RULES)
 
 
-def forbidden_options(kind: type) -> frozenset[str]:
-    """Return the dotted names of the options of a class that its rules forbid."""
-    rules = (rule for rule in getattr(kind, "RULES", ()) if isinstance(rule, Forbids))
+def forbidden_options(options_class: type) -> frozenset[str]:
+    """Return the dotted names of the options that an options class forbids by its rules."""
+    rules = (rule for rule in getattr(options_class, "RULES", ()) if isinstance(rule, Forbids))
     return frozenset(name for rule in rules for name in rule.conditions.split())
 
 
-def _values(options: Any, names: str) -> list[tuple[str, Any]]:
+def _named_values(options: Any, names: str) -> list[tuple[str, Any]]:
+    """Return options by name, in full with the section, from dotted names separated by spaces."""
     section = getattr(options, "SECTION", "")
     section += "." if section else ""
     return [(f"{section}{name}", operator.attrgetter(name)(options)) for name in names.split()]
 
 
-def _bound(text: str) -> float:
+def _parse_bound(text: str) -> float:
+    """Return the number in a text such as "0.5", "inf" or "2**63"."""
     base, _, power = text.partition("**")
     return float(base) ** int(power or 1)
 
 
-def _holding(options: Any, conditions: str) -> list[str]:
-    """Return the conditions that hold, as the flags that set them."""
-    held: list[str] = []
+def _flags_that_hold(options: Any, conditions: str) -> list[str]:
+    """Return the flags of those conditions that hold; `conditions` are separated by spaces.
+
+    See the module's docstring for what a condition is.
+    """
+    flags: list[str] = []
     for condition in conditions.split():
-        name, sign, expected = _parts(condition)
+        name, sign, expected = _split_condition(condition)
         value = operator.attrgetter(name)(options)
         if not sign:
-            holds = value != _default(type(options), name)
+            holds = value != _default_value(type(options), name)
         else:
             values = value if isinstance(value, tuple) else (value,)
             holds = (expected in map(str, values)) == (sign == "=")
         if holds:
-            held.append(_flag(condition if sign == "=" else f"{name}={_format_value(value)}"))
-    return held
+            actual = condition if sign == "=" else f"{name}={_format_value(value)}"
+            flags.append(_condition_flag(actual))
+    return flags
 
 
-def _parts(condition: str) -> tuple[str, str, str]:
+def _split_condition(condition: str) -> tuple[str, str, str]:
+    """Split "name=value" or "name!=value" into name, sign and value; a name alone has no sign."""
     name, sign, value = condition.partition("=")
     return name.removesuffix("!"), f"!{sign}" if name.endswith("!") else sign, value
 
 
-def _flag(condition: str) -> str:
-    name, sign, value = _parts(condition)
+def _condition_flag(condition: str) -> str:
+    """Return a condition as a flag: "--tune 3", "--no_bos", or "--scheme not w4"."""
+    name, sign, value = _split_condition(condition)
     if (sign, value) == ("=", "False"):
-        return flag_of(name, negative=True)
-    return f"{flag_of(name)} {'not ' * (sign == '!=')}{value}".rstrip()
+        return flag_name(name, negative=True)
+    return f"{flag_name(name)} {'not ' * (sign == '!=')}{value}".rstrip()
 
 
 def _format_value(value: Any) -> str:
+    """Return an option's value as it is typed after a flag; empty for a switch that is on."""
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @functools.cache
-def _default(kind: type, name: str) -> Any:
+def _default_value(options_class: type, name: str) -> Any:
+    """Return the default value of an option by its dotted name."""
     first, _, rest = name.partition(".")
-    value = default_of(kind.__dataclass_fields__[first])  # pyright: ignore
+    value = field_default(options_class.__dataclass_fields__[first])  # pyright: ignore
     return operator.attrgetter(rest)(value) if rest else value

@@ -15,14 +15,14 @@ from wakeful.config.tables import (
     TomlTable,
     flatten_table,
     from_table,
-    merged,
-    on_preset,
+    merge_over_preset,
+    merge_tables,
     read_table,
     to_table,
 )
 from wakeful.errors import WakefulError, did_you_mean
 
-_MOST_TOKENS = 2**28
+_MAX_TOKENS = 2**28
 """Largest number of tokens in a step, whose batch is allocated whole."""
 T = TypeVar("T")
 COMPARISON_KEYS = ("variants", "seeds", "layouts")
@@ -105,6 +105,7 @@ class OptimizerConfig:
     """OrthoAdam's rotation, such as "block_diagonal(size=32)"; other optimizers have none."""
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if eps is 0."""
         if self.eps == 0:
             raise WakefulError(
                 "optimizer.eps must be above 0, got 0: without it a gradient that stays zero gives "
@@ -284,6 +285,7 @@ class Config(RuleChecked):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if fields are out of range or contradict each other."""
         train = self.train
         for name, value in flatten_table(config_to_table(self)):
             if isinstance(value, float) and not math.isfinite(value):
@@ -291,10 +293,10 @@ class Config(RuleChecked):
         if not self.name or "\0" in self.name:
             raise WakefulError(f"name must be fit for a folder, got {self.name!r}")
         super().__post_init__()
-        if train.batch_size * train.length > _MOST_TOKENS:
+        if train.batch_size * train.length > _MAX_TOKENS:
             raise WakefulError(
                 f"train.batch_size = {train.batch_size} sequences of train.length = "
-                f"{train.length} are more than {_MOST_TOKENS} tokens a step"
+                f"{train.length} are more than {_MAX_TOKENS} tokens a step"
             )
         if train.micro_batch_size and train.batch_size % train.micro_batch_size:
             raise WakefulError(
@@ -304,7 +306,7 @@ class Config(RuleChecked):
 
 
 def config_from_table(table: Mapping[str, Any]) -> Config:
-    """Return the configuration a table describes; missing fields have their defaults."""
+    """Return the configuration that a table describes; missing fields have their defaults."""
     return from_table(Config, table)
 
 
@@ -318,47 +320,59 @@ def config_to_toml(config: Config) -> str:
     return tomli_w.dumps(config_to_table(config))
 
 
-def config_from(source: "Config | Mapping[str, Any] | str | Path", **changes: Any) -> Config:
+def load_config(source: "Config | Mapping[str, Any] | str | Path", **changes: Any) -> Config:
     """Return the configuration that a preset's name, a TOML file or a table describes.
 
-    `changes` replace its fields; parts are given as tables: `train={"steps": 50}`.
+    `changes` replace its fields; a nested part is changed by a table: `train={"steps": 50}`.
 
     Raises:
-        WakefulError: there is none, a field is unknown or out of its range, or it is a comparison.
+        WakefulError: there is no such configuration, a field is unknown or out of its range, or
+            it compares variants.
     """
-    table = config_table(source)
+    table = load_config_table(source)
     if "variants" in table:
         raise WakefulError(f"{str(source)[:80]} has variants: use wakeful compare")
     table = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
-    return config_from_table(merged(table, changes))
+    return config_from_table(merge_tables(table, changes))
 
 
-def config_table(source: "Config | Mapping[str, Any] | str | Path") -> TomlTable:
-    """Return the table of a configuration, a preset's name, a TOML file or another table."""
+def load_config_table(source: "Config | Mapping[str, Any] | str | Path") -> TomlTable:
+    """Return the table of a configuration that is given as a `Config`, a preset's name, a TOML file
+    or a table, over the preset that it names.
+    """
     if isinstance(source, Config):
         return config_to_table(source)
-    return on_preset(source, "a table") if isinstance(source, Mapping) else read_table(source)
+    return (
+        merge_over_preset(source, "a table") if isinstance(source, Mapping) else read_table(source)
+    )
 
 
-def variants_of(name: str, table: TomlTable) -> dict[str, TomlTable]:
-    """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
-    rest = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
-    entries = table.get("variants", {name: {}})
-    if not isinstance(entries, Mapping) or not entries:
+def split_variants(name: str, table: TomlTable) -> dict[str, TomlTable]:
+    """Return a comparison's tables by name: one per entry of `[variants]`, over the common fields.
+
+    A table without variants is returned alone, under `name`.
+    """
+    common = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
+    variants = table.get("variants", {name: {}})
+    if not isinstance(variants, Mapping) or not variants:
         raise WakefulError("variants must be a table with one table for each variant")
-    for key, entry in entries.items():
-        if not isinstance(entry, Mapping):
-            raise WakefulError(f"variants.{key!r} must be a table, got {entry!r}")
+    for key, variant in variants.items():
+        if not isinstance(variant, Mapping):
+            raise WakefulError(f"variants.{key!r} must be a table, got {variant!r}")
         if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _COMPARISON_FILES:
             raise WakefulError(
                 f"variants.{key!r}: a variant's name becomes its folder's: "
                 "choose one that can be a folder name"
             )
-    return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
+    return {
+        key: merge_tables(merge_tables(common, variant), {"name": key})
+        for key, variant in variants.items()
+    }
 
 
-def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
-    """Return the variants with these names, or all where none is named, in their own order.
+def select_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    """Return the variants with these names, or all variants if no name is given, in their own
+    order.
 
     Raises:
         WakefulError: a name is unknown.
@@ -372,16 +386,16 @@ def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
     return {name: variant for name, variant in variants.items() if not names or name in names}
 
 
-def seeds_of(table: TomlTable) -> list[int]:
-    """Return a table's seeds; [0] where it names none."""
+def read_seeds(table: TomlTable) -> list[int]:
+    """Return the seeds that a table names, or [0]."""
     seeds = table.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
         raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
     return seeds
 
 
-def layouts_of(table: TomlTable) -> list[str]:
-    """Return the names of the layouts that a table adds to the report."""
+def read_layouts(table: TomlTable) -> list[str]:
+    """Return the names of the report layouts that a table names."""
     layouts = table.get("layouts", [])
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
         raise WakefulError(f"layouts must be a list of names, got {layouts!r}")

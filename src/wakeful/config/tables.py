@@ -18,12 +18,12 @@ from wakeful.terminal.plain_text import decode_utf8
 from wakeful.variants.plugins import preset_folders
 
 TomlTable = dict[str, Any]
-_LARGEST = 2**18
+_MAX_BYTES = 2**18
 """Largest TOML file, in bytes; a configuration has a few thousand."""
-_MOST_DOTS = 200
+_MAX_DOTS = 200
 """Most dots in a name: the parser takes time and memory quadratic in its parts."""
-_LEAVES = frozenset({str, int, float, bool, types.NoneType})
-_LARGEST_NUMBER = 2**1000
+_PLAIN_TYPES = frozenset({str, int, float, bool, types.NoneType})
+_NUMBER_BOUND = 2**1000
 """Bound of numbers: a larger whole number has no float."""
 
 
@@ -34,76 +34,84 @@ def preset_names() -> list[str]:
 
 @functools.cache
 def _preset_files() -> dict[str, Path]:
-    own = Path(__file__).parents[1] / "presets"
-    folders = (*preset_folders(), own)
+    """Return the files of all presets by name; wakeful's own replace others of the same name."""
+    own_folder = Path(__file__).parents[1] / "presets"
+    folders = (*preset_folders(), own_folder)
     return {file.stem: file for folder in folders for file in folder.glob("*.toml")}
 
 
 def read_table(source: str | Path) -> TomlTable:
     """Return the table of a TOML file, or of a preset by its name.
 
-    A table may start from a preset: `preset = "value-residual-82m"` at its top.
+    A table may extend a preset, with `preset = "value-residual-82m"` at its top.
 
     Raises:
         WakefulError: there is no such file or preset, or it is not TOML.
     """
     path = Path(source)
-    if os.path.isfile(path):  # which a name too long is not
+    if os.path.isfile(path):  # which, unlike Path.is_file, accepts a name that is too long
         try:
             content = path.read_bytes()
         except OSError as error:
             raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
         table = parse_toml(content, str(path))
     elif str(source) in preset_names():
-        table = own_table(str(source))
+        table = read_preset_table(str(source))
     else:
         hint = did_you_mean(str(source), preset_names()) or did_you_mean_path(source)
         raise WakefulError(
             f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset{hint}; "
             "wakeful presets lists those"
         )
-    return on_preset(table, str(source))
+    return merge_over_preset(table, str(source))
 
 
-def own_table(name: str) -> TomlTable:
-    """Return a preset's own table, without that of the preset it extends."""
-    return parse_toml(preset_text(name).encode(), f"preset {name}")
+def read_preset_table(name: str) -> TomlTable:
+    """Return the table in a preset's file, without that of the preset that it extends."""
+    return parse_toml(read_preset(name).encode(), f"preset {name}")
 
 
-def preset_text(name: str) -> str:
-    """Return the file of a preset.
+def read_preset(name: str) -> str:
+    """Return the text of a preset's file.
 
     Raises:
-        WakefulError: there is none of that name.
+        WakefulError: there is no preset of that name.
     """
     if name not in preset_names():
         raise WakefulError(f"there is no preset {name!r}{did_you_mean(name, preset_names())}")
     return _preset_files()[name].read_text("utf-8")
 
 
-def on_preset(table: Mapping[str, Any], name: str) -> TomlTable:
-    """Return a table merged over the preset that it names, if it names one."""
-    rest = {key: value for key, value in table.items() if key != "preset"}
+def merge_over_preset(table: Mapping[str, Any], name: str) -> TomlTable:
+    """Return a table merged over the preset that its entry `preset` names, if it has one.
+
+    `name` is the table's name in errors.
+    """
+    changes = {key: value for key, value in table.items() if key != "preset"}
     if "preset" not in table:
-        return rest
+        return changes
     base = table["preset"]
     if base not in preset_names():
         raise WakefulError(
             f"{name}: unknown preset {base!r}{did_you_mean(str(base), preset_names())}"
         )
-    return merged(on_preset(own_table(base), base), rest)  # a file of that name is no preset
+    # Not read_table: a file that is called like the preset must not replace it.
+    return merge_tables(merge_over_preset(read_preset_table(base), base), changes)
 
 
 def parse_toml(content: bytes, name: str) -> TomlTable:
-    """Return the table of a TOML text, in bounded time and memory; errors call it `name`.
+    """Return the table in a TOML text, in bounded time and memory; `name` is the text's name in
+    errors.
 
     Raises:
         WakefulError: it is not TOML, or larger than any configuration is.
     """
-    if len(content) > _LARGEST:
-        raise WakefulError(f"{name} has {len(content):,} bytes, and at most {_LARGEST:,} are read")
-    if max(part.count(b".") for part in re.split(rb"[=\n]", content)) > _MOST_DOTS:
-        raise WakefulError(f"{name} has a line with more than {_MOST_DOTS} dots in a row of names")
+    if len(content) > _MAX_BYTES:
+        raise WakefulError(
+            f"{name} has {len(content):,} bytes, and at most {_MAX_BYTES:,} are read"
+        )
+    if max(part.count(b".") for part in re.split(rb"[=\n]", content)) > _MAX_DOTS:
+        raise WakefulError(f"{name} has a line with more than {_MAX_DOTS} dots in a row of names")
     text = decode_utf8(content, name)
     try:
         return tomllib.loads(text)
@@ -112,20 +120,20 @@ def parse_toml(content: bytes, name: str) -> TomlTable:
 
 
 def from_table(kind: Any, table: object, *, record: str = "") -> Any:
-    """Return the value of this type, usually a dataclass, that a table describes.
+    """Return a value of a type, usually a dataclass, from a table; nested values are checked too.
 
-    `record` is the name of the file where a program wrote the table: unknown fields, which a later
-    version may have written, are then ignored, and numbers must be finite.
+    `record` is the name of a file that a program wrote, "" for what a user wrote. In a record,
+    unknown fields are ignored, which a later version may have written, and numbers must be finite.
 
     Raises:
         WakefulError: a field is missing, unknown or of another type.
     """
-    return _Reader(record).value(kind, table, "")
+    return _Reader(record).read(kind, table, "")
 
 
 def to_table(value: object) -> TomlTable:
     """Return a dataclass as a table of all its fields, nested dataclasses included."""
-    return typing.cast(TomlTable, _plain(value))
+    return typing.cast(TomlTable, _to_plain(value))
 
 
 def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -138,127 +146,155 @@ def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def nest_value(name: str, value: Any) -> TomlTable:
-    """Return the nested table in which a dotted name has this value."""
+    """Return the nested table in which a dotted name has a value: {"a": {"b": 1}} for "a.b" and
+    1.
+    """
     for part in reversed(name.split(".")):
         value = {part: value}
     return value
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> TomlTable:
-    """Return `base` updated with the entries of `over`, nested tables recursively.
+def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> TomlTable:
+    """Return `base` updated with the entries of `changes`, nested tables recursively.
 
-    A `tokenizer` in `over` removes the `vocab_size` of a tokenizer to train from `base`, and a
-    `data.vocab_size` in `over` removes `model.vocab_size`.
+    A `tokenizer` in `changes` removes the `vocab_size` of a tokenizer to train from `base`, and a
+    `data.vocab_size` in `changes` removes `model.vocab_size`.
     """
     result = dict(base)
-    data, model = over.get("data"), base.get("model")
+    data, model = changes.get("data"), base.get("model")
     if isinstance(data, Mapping) and "vocab_size" in data and isinstance(model, Mapping):
         result["model"] = {key: value for key, value in model.items() if key != "vocab_size"}
-    if over.get("tokenizer") and "vocab_size" not in over:
+    if changes.get("tokenizer") and "vocab_size" not in changes:
         result.pop("vocab_size", None)
-    for key, value in over.items():
-        below = result.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            result[key] = merged(below, value)
+    for key, value in changes.items():
+        old_value = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old_value, Mapping):
+            result[key] = merge_tables(old_value, value)
         else:
             result[key] = value
     return result
 
 
 class _Reader(NamedTuple):
+    """Reads values of given types from a table; `record` is the file's name (see `from_table`).
+
+    In its methods, `path` is the dotted path of the value in the table, for errors.
+    """
+
     record: str
 
-    def value(self, expected: Any, value: Any, path: str) -> Any:
-        origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-        if expected is Any or (origin is Literal and value in arguments):
+    def read(self, kind: Any, value: Any, path: str) -> Any:
+        """Return a value as the type `kind`, lists as tuples and tables as dataclasses.
+
+        Raises:
+            WakefulError: the value is of another type.
+        """
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if kind is Any or (origin is Literal and value in arguments):
             return value
-        if dataclasses.is_dataclass(expected):
-            return self._dataclass(typing.cast(type, expected), value, path)
+        if dataclasses.is_dataclass(kind):
+            return self._read_dataclass(typing.cast(type, kind), value, path)
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(
-                self.value(arguments[0], item, f"{path}[{n}]") for n, item in enumerate(value)
+                self.read(arguments[0], item, f"{path}[{n}]") for n, item in enumerate(value)
             )
         if origin in (dict, Mapping) and isinstance(value, Mapping):
             return {
-                key: self.value(arguments[1], item, _join(path, key)) for key, item in value.items()
+                key: self.read(arguments[1], item, _join_path(path, key))
+                for key, item in value.items()
             }
         if origin in (typing.Union, types.UnionType):
-            return self._one_of(arguments, expected, value, path)
-        if expected in (int, float) and type(value) in (int, float):
-            value = float(value) if expected is float and abs(value) < _LARGEST_NUMBER else value
-            if self.record and not abs(value) < _LARGEST_NUMBER:
-                raise self._refused(f"{path} must be finite, got {_shorten(value)}")
-        if expected is types.NoneType or type(value) is not expected:
+            return self._read_union(kind, value, path)
+        if kind in (int, float) and type(value) in (int, float):
+            value = float(value) if kind is float and abs(value) < _NUMBER_BOUND else value
+            if self.record and not abs(value) < _NUMBER_BOUND:
+                raise self._error(f"{path} must be finite, got {_shorten(value)}")
+        if kind is types.NoneType or type(value) is not kind:
             hint = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
-            raise self._refused(
-                f"{path} must be {_name_type(expected)}, got {_shorten(value)}{hint}"
-            )
+            raise self._error(f"{path} must be {_describe_type(kind)}, got {_shorten(value)}{hint}")
         return value
 
-    def _field(self, hint: Any, value: Any, path: str) -> Any:
-        """Return the value of a field; a `Hint` on its type is appended to the error."""
-        kind, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    def _read_field(self, annotation: Any, value: Any, path: str) -> Any:
+        """Return a dataclass field's value; a `Hint` in its annotation is appended to errors."""
+        kind, extras = annotation, []
+        if typing.get_origin(annotation) is Annotated:
+            kind, *extras = typing.get_args(annotation)
         try:
-            return self.value(kind, value, path)
+            return self.read(kind, value, path)
         except WakefulError as error:
             hints = "".join(f"; {extra.description}" for extra in extras if isinstance(extra, Hint))
             raise WakefulError(f"{error}{hints}") from None
 
-    def _dataclass(self, kind: type, table: object, path: str) -> Any:
+    def _read_dataclass(self, kind: type, table: object, path: str) -> Any:
+        """Return an instance of a dataclass from a table of its fields.
+
+        Raises:
+            WakefulError: a field is missing, unknown or of another type.
+        """
         if not isinstance(table, Mapping):
-            raise self._refused(f"{path or 'it'} must be a table, got {_shorten(table)}")
-        fields, hints = dataclasses.fields(kind), _hints(kind)
-        unknown = [key for key in table if key not in hints]
+            raise self._error(f"{path or 'it'} must be a table, got {_shorten(table)}")
+        fields, annotations = dataclasses.fields(kind), _field_annotations(kind)
+        unknown = [key for key in table if key not in annotations]
         if unknown and not self.record:
             raise WakefulError(
-                f"unknown key {_join(path, unknown[0])!r}{did_you_mean(str(unknown[0]), hints)}; "
-                f"{path or 'the top level'} has {', '.join(sorted(hints))}"
+                f"unknown key {_join_path(path, unknown[0])!r}"
+                f"{did_you_mean(str(unknown[0]), annotations)}; "
+                f"{path or 'the top level'} has {', '.join(sorted(annotations))}"
             )
-        values = {
-            entry.name: self._field(hints[entry.name], table[entry.name], _join(path, entry.name))
-            for entry in fields
-            if entry.name in table
-        }
+        values: dict[str, Any] = {}
+        for entry in fields:
+            if entry.name in table:
+                field_path = _join_path(path, entry.name)
+                annotation = annotations[entry.name]
+                values[entry.name] = self._read_field(annotation, table[entry.name], field_path)
         for entry in fields:
             required = entry.default is dataclasses.MISSING is entry.default_factory
             if required and entry.name not in values:
-                raise self._refused(f"{_join(path, entry.name)} is missing")
+                raise self._error(f"{_join_path(path, entry.name)} is missing")
         try:
             return kind(**values)
         except WakefulError as error:
-            raise self._refused(str(error)) from None
+            raise self._error(str(error)) from None
 
-    def _one_of(self, arms: tuple[Any, ...], expected: Any, value: Any, path: str) -> Any:
-        if value is None and types.NoneType in arms:
+    def _read_union(self, union: Any, value: Any, path: str) -> Any:
+        """Return a value as the first type of a union that accepts it.
+
+        Raises:
+            WakefulError: none does.
+        """
+        kinds = typing.get_args(union)
+        if value is None and types.NoneType in kinds:
             return None
-        arms = tuple(arm for arm in arms if arm is not types.NoneType)
-        if len(arms) == 1:
-            return self.value(arms[0], value, path)
-        for arm in arms:
+        kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
+        if len(kinds) == 1:
+            return self.read(kinds[0], value, path)
+        for kind in kinds:
             with contextlib.suppress(WakefulError):
-                return self.value(arm, value, path)
-        raise self._refused(f"{path} must be {_name_type(expected)}, got {_shorten(value)}")
+                return self.read(kind, value, path)
+        raise self._error(f"{path} must be {_describe_type(union)}, got {_shorten(value)}")
 
-    def _refused(self, problem: str) -> WakefulError:
+    def _error(self, problem: str) -> WakefulError:
         return WakefulError(f"{self.record}: {problem}" if self.record else problem)
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
+def _field_annotations(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name, with their `Annotated` extras."""
+    annotations = typing.get_type_hints(kind, include_extras=True)
+    return {entry.name: annotations[entry.name] for entry in dataclasses.fields(kind)}
 
 
-def _join(path: str, key: object) -> str:
+def _join_path(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _name_type(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
+    """Return a type in words for errors: "a whole number", or "one of a, b" for a `Literal`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_name_type, arguments))
+        return " or ".join(map(_describe_type, arguments))
     return {
         int: "a whole number", float: "a number", str: "a string", bool: "true or false",
         tuple: "a list", dict: "a table", Mapping: "a table", types.NoneType: "null",
@@ -270,12 +306,13 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
+    """Return a value with dataclasses as tables and tuples as lists, at any depth."""
     kind = type(value)
-    if kind in _LEAVES:  # the most common case, tested first: large files have 500,000 values
+    if kind in _PLAIN_TYPES:  # the most common case, first: large files have 500,000 values
         return value
     if dataclasses.is_dataclass(kind):
-        return {name: _plain(getattr(value, name)) for name in _hints(kind)}
+        return {name: _to_plain(getattr(value, name)) for name in _field_annotations(kind)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _to_plain(item) for key, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wakeful import surgery
-from wakeful.config.commands import command_of
+from wakeful.config.commands import format_command_line
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.curing.difference import Difference, logit_difference, measure_differences
@@ -265,7 +265,7 @@ def cure(
     options = options_from(CureOptions, kwargs, options)
     if options.rotate:
         rotation_of(options.rotate)
-    command = command_of("cure", options, source_name(model))
+    command = format_command_line("cure", options, source_name(model))
     for name in options.for_:
         parse_format(name)
     if options.out:
@@ -666,7 +666,7 @@ def _choose_cure(
     schemes = [parse_format(name) for name in options.for_]
     token = None if sink is None else sink.token.tokens[0]
     calibration_passes = sum(
-        scheme.method.passes(NUM_CALIBRATION) for scheme in schemes if scheme.method
+        scheme.method.forward_passes(NUM_CALIBRATION) for scheme in schemes if scheme.method
     )
     note_duration(
         task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],

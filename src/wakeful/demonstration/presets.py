@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.config.schema import config_from_table, seeds_of, variants_of
-from wakeful.config.tables import preset_names, preset_text, read_table
+from wakeful.config.schema import config_from_table, read_seeds, split_variants
+from wakeful.config.tables import preset_names, read_preset, read_table
 from wakeful.device import H100, choose_device, estimate_seconds
 from wakeful.terminal.display import format_duration
 from wakeful.training import run_size
@@ -42,8 +42,8 @@ class PresetFacts:
 def compute_preset_facts(name: str) -> PresetFacts:
     """Return the size and the training cost of a preset, computed from its TOML file."""
     table = read_table(name)
-    seeds = len(seeds_of(table))
-    configs = [config_from_table(variant) for variant in variants_of(name, table).values()]
+    seeds = len(read_seeds(table))
+    configs = [config_from_table(variant) for variant in split_variants(name, table).values()]
     sizes = [run_size(config) for config in configs]
     tokens = [c.train.steps * c.train.batch_size * c.train.length for c in configs]
     variant_operations = [
@@ -51,7 +51,7 @@ def compute_preset_facts(name: str) -> PresetFacts:
     ]
     return PresetFacts(
         name,
-        preset_text(name).splitlines()[0].removeprefix("# "),
+        read_preset(name).splitlines()[0].removeprefix("# "),
         variants=len(configs),
         seeds=seeds,
         parameters=max(size.parameters for size in sizes),

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from wakeful.config.reading import FigureFormat
-from wakeful.config.schema import Config, config_from_table, variants_of
-from wakeful.config.tables import merged, read_table
+from wakeful.config.schema import Config, config_from_table, split_variants
+from wakeful.config.tables import merge_tables, read_table
 from wakeful.demonstration.report import Story, build_demonstration_report
 from wakeful.device import choose_device, estimate_seconds
 from wakeful.diagnosis import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose, read_diagnosis
@@ -106,16 +106,16 @@ def demonstrate(
 
 def patient_configs() -> dict[str, Config]:
     """Return the configurations of the preset `patient`, shortened: vanilla and its cure."""
-    entries = variants_of("patient", read_table("patient"))
+    entries = split_variants("patient", read_table("patient"))
     return {
-        name: config_from_table(merged(entries[name], _PATIENT_SETTINGS))
+        name: config_from_table(merge_tables(entries[name], _PATIENT_SETTINGS))
         for name in ("vanilla", _CURED_VARIANT)
     }
 
 
 def twin_configs() -> dict[str, Config]:
     """Return the configurations of the preset `demo`, four variants of one small model, by name."""
-    entries = variants_of("demo", read_table("demo"))
+    entries = split_variants("demo", read_table("demo"))
     return {name: config_from_table(entry) for name, entry in entries.items()}
 
 

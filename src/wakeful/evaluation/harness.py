@@ -60,7 +60,7 @@ class HarnessModel(_HFLM):
         Rows run one by one where padding would change a quantized layer's scale, else `batch_size`
         at a time.
         """
-        alone = any(layer.sees_padding for layer in quantized_layers(loaded.module).values())
+        alone = any(layer.depends_on_padding for layer in quantized_layers(loaded.module).values())
         model: Any = loaded.module
         if (decoder := as_decoder(loaded.module)) is not None:
             model = as_transformers(decoder)

@@ -124,7 +124,7 @@ def log_likelihoods(
     """
     likelihoods = torch.zeros(targets.shape, dtype=torch.float64)
     states, head = states_of(model, inputs)
-    if isinstance(head, QuantizedLinear) and head.sees_padding:  # its scale is of all positions
+    if isinstance(head, QuantizedLinear) and head.depends_on_padding:  # one scale for all
         states, head = head(states), nn.Identity()
     states, flat_targets = states.flatten(0, 1), targets.flatten()
     for rows in (flat_targets != IGNORED).nonzero().flatten().split(_ROWS):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from wakeful.config.commands import command_of
+from wakeful.config.commands import format_command_line
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.rules import check_rules
 from wakeful.errors import WakefulError
@@ -52,7 +52,7 @@ def export(
     folder = Path(folder)
     check_rules(options, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
     refuse_existing(folder)
-    command = command_of("export", options, source_name(model), str(folder))
+    command = format_command_line("export", options, source_name(model), str(folder))
     if isinstance(model, str | Path):
         # A folder's tensors are cast as they are written, where what does not fit is refused.
         stored = torch.float32 if folder.suffix == ".gguf" else "auto"

@@ -157,7 +157,7 @@ def _texts(hf_model: PreTrainedModel, decoder: Decoder) -> tuple[Tensor, Tensor 
         return torch.randint(size, shape, generator=draw).to(decoder.embed.weight.device)
 
     past = config.window + _PAST
-    if not config.narrowed:
+    if not config.has_short_window:
         return text(*_TOKENS), None, 0, ""
     if past <= _MOST:
         return text(1, past), None, 0, ""

@@ -60,7 +60,7 @@ def gguf_architecture(config: ModelConfig) -> tuple[str, ModelConfig]:
         WakefulError: llama.cpp has no architecture that is this model.
     """
     kind = stock_architecture(config)[0]
-    if config.narrowed and not _has_windows(kind, config):
+    if config.has_short_window and not _has_windows(kind, config):
         config = _within_window(config)
         kind = stock_architecture(config)[0]
     _check(kind, config)
@@ -184,7 +184,9 @@ def gguf_metadata(kind: str, config: ModelConfig) -> dict[str, Value]:
         values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         local = [layer in config.local_layers for layer in range(config.num_layers)]
         # llama.cpp wants a layer with a window: one as long as the context hides nothing.
-        windows = local if config.narrowed else [layer == 0 for layer in range(config.num_layers)]
+        windows = (
+            local if config.has_short_window else [layer == 0 for layer in range(config.num_layers)]
+        )
         values[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
         if not config.local_theta:
             values[_ROPE_PATTERN] = [not is_local for is_local in local]

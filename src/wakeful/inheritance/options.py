@@ -15,7 +15,7 @@ from wakeful.config.schema import (
     SampleConfig,
     TrainConfig,
 )
-from wakeful.config.tables import merged, nest_value, to_table
+from wakeful.config.tables import merge_tables, nest_value, to_table
 from wakeful.errors import WakefulError
 
 Choose = Literal["angle", "first"]
@@ -65,9 +65,9 @@ def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(preset := RECIPES.get(str(table.get("recipe"))), Mapping):
         # Layers that are named leave nothing to choose or grow by.
         below = {name: preset[name] for name in preset if name != "choose" or "blocks" not in table}
-        return merged(below, expand_table({k: v for k, v in table.items() if k != "recipe"})) | {
-            "recipe": table["recipe"]
-        }
+        return merge_tables(
+            below, expand_table({k: v for k, v in table.items() if k != "recipe"})
+        ) | {"recipe": table["recipe"]}
     long = to_table({name: value for name, value in table.items() if name not in SHORT_NAMES})
     implied: dict[str, Any] = {}
     for name, target in SHORT_NAMES.items():
@@ -80,11 +80,13 @@ def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
         if field_name in below:
             raise WakefulError(f"{target} and {name} both set {target}: give one")
         value = table[name]
-        long = merged(long, nest_value(target, value))
+        long = merge_tables(long, nest_value(target, value))
         if name in _IMPLIED and isinstance(value, int | float):
             field_, divisor = _IMPLIED[name]
-            implied = merged(implied, nest_value(field_, value / divisor if divisor > 1 else value))
-    return merged(implied, long)
+            implied = merge_tables(
+                implied, nest_value(field_, value / divisor if divisor > 1 else value)
+            )
+    return merge_tables(implied, long)
 
 
 @dataclass(frozen=True, kw_only=True)

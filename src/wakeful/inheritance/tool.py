@@ -15,7 +15,7 @@ import polars as pl
 import tomli_w
 import torch
 
-from wakeful.config.commands import command_of
+from wakeful.config.commands import format_command_line
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH, REFERENCES, FigureFormat
 from wakeful.config.schema import Config
@@ -416,7 +416,7 @@ def _plan(prepared: _Prepared) -> InheritancePlan:
     if angles is not None:
         figures["angle"] = tuple(angles[layer][layer + 1] for layer in range(len(angles) - 1))
     return InheritancePlan(
-        command=command_of("inherit", wishes, prepared.recipe.reference),
+        command=format_command_line("inherit", wishes, prepared.recipe.reference),
         wishes=wishes,
         agreement=str(prepared.reference.agreement or ""),
         figures=figures,

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from wakeful.config.commands import command_of
+from wakeful.config.commands import format_command_line
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.base import Data
@@ -191,7 +191,7 @@ class UntrainedHeir:
         cost = format_interval(*costs[HEIR], windows, "+")
         card = model_card(
             model, stock_architecture(decoder.config)[0],
-            command_of("inherit", self.options, self.source),
+            format_command_line("inherit", self.options, self.source),
             source=self.reference, done=changes,
             figures=[(f"loss, nats per token, ± the {INTERVAL}", before, after),
                      ("over the reference, paired", "", cost)],

@@ -225,7 +225,7 @@ class Attention(HasRoles, nn.Module):
             if not plan.owns(part, layer):
                 return BorrowedHeads(read)
             norm = nn.Identity() if part == "value" else head_norm(part)
-            rotary = "" if part == "value" else config.rotation_of(layer)
+            rotary = "" if part == "value" else config.rope_table_name(layer)
             return Heads(
                 width, num_heads, head_width, bias=config.qkv_bias, rotary=rotary, norm=norm
             )

@@ -465,14 +465,14 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
 
     def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
         rotations: dict[RotationName, CosSin] = {}
-        for name in map(self.config.rotation_of, range(self.config.num_layers)):
+        for name in map(self.config.rope_table_name, range(self.config.num_layers)):
             if name and name not in rotations:
                 rotations[name] = self.get_submodule(name)(places)
         return rotations
 
     def _check_rotations(self) -> None:
         """Raise `WakefulError` where a layer would read heads that another RoPE rotated."""
-        of = self.config.rotation_of
+        of = self.config.rope_table_name
         for layer, reads in enumerate(self.plan.reads):
             for read in reads:
                 if read.kind in ("query", "key", "keys") and of(read.layer) != of(layer):
@@ -487,7 +487,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     ) -> Tensor | None:
         """Return the attention mask of local layers; None where it equals that of other layers."""
         window = self.config.window
-        if not self.config.narrowed or end <= window or self.by_engine:
+        if not self.config.has_short_window or end <= window or self.by_engine:
             return None
         keep = causal_mask(end - start, end, 0, device) if keep is None else keep
         query = torch.arange(start, end, device=device).unsqueeze(1)

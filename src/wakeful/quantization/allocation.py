@@ -28,111 +28,131 @@ class FormatChoice:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A chosen format for each group."""
+    """A format for each group of layers."""
 
-    chosen: tuple[int, ...]
-    """The number of the format of each group, among its choices."""
+    choice_indices: tuple[int, ...]
+    """For each group, the index of its format among the group's choices."""
     bytes: int
     cost: float
     bound: float
-    """No choice within the budget costs less."""
+    """Lower bound on the cost of any allocation within the budget."""
 
 
 class Frontier:
-    """The best allocation within every number of bytes."""
+    """The cheapest allocation for every number of bytes."""
 
     def __init__(self, groups: Sequence[Sequence[FormatChoice]]) -> None:
-        """Solve for all budgets; each group has at least one choice."""
+        """Solve the knapsack for all budgets by dynamic programming over bytes.
+
+        `groups` lists, for each group of layers, the bytes and cost of its possible formats, at
+        least one.
+        """
         self.groups = groups
-        self.least = sum(min(choice.bytes for choice in group) for group in groups)
-        self.most = sum(max(choice.bytes for choice in group) for group in groups)
-        # Only what a group takes beyond its smallest choice is to be divided.
-        extra = [
-            [choice.bytes - min(alternative.bytes for alternative in group) for choice in group]
-            for group in groups
+        smallest_bytes = [min(choice.bytes for choice in group) for group in groups]
+        self.min_bytes = sum(smallest_bytes)
+        self.max_bytes = sum(max(choice.bytes for choice in group) for group in groups)
+        # The budget pays for the bytes of a group beyond its smallest choice.
+        extra_bytes = [
+            [choice.bytes - smallest for choice in group]
+            for group, smallest in zip(groups, smallest_bytes, strict=True)
         ]
-        unit = math.gcd(*(value for values in extra for value in values)) or 1
-        room = self.most - self.least
-        if room // unit > _UNITS:
-            unit = -(-room // _UNITS)
+        unit = math.gcd(*(value for values in extra_bytes for value in values)) or 1
+        total_extra = self.max_bytes - self.min_bytes
+        if total_extra // unit > _UNITS:
+            unit = -(-total_extra // _UNITS)
         self._unit = unit
-        self._extra = [[-(-value // unit) for value in values] for values in extra]
-        width = sum(map(max, self._extra)) + 1
+        self._extra_units = [[-(-value // unit) for value in values] for values in extra_bytes]
+        width = sum(map(max, self._extra_units)) + 1
         costs = np.zeros(width)
-        self._chosen = np.zeros((len(groups), width), dtype=np.int16)
-        for group, choices in enumerate(groups):
+        self._choices = np.zeros((len(groups), width), dtype=np.int16)
+        for group_index, choices in enumerate(groups):
             best = np.full(width, np.inf)
-            for number, choice in enumerate(choices):
-                shift = self._extra[group][number]
-                reached = np.full(width, np.inf)
-                reached[shift:] = costs[: width - shift] + choice.cost
-                better = reached < best
-                best[better] = reached[better]
-                self._chosen[group, better] = number
+            for choice_index, choice in enumerate(choices):
+                shift = self._extra_units[group_index][choice_index]
+                candidate = np.full(width, np.inf)
+                candidate[shift:] = costs[: width - shift] + choice.cost
+                better = candidate < best
+                best[better] = candidate[better]
+                self._choices[group_index, better] = choice_index
             costs = best
         self._costs = costs
 
     def within_bytes(self, budget: int) -> Allocation:
-        """Return the allocation that costs least within a number of bytes.
+        """Return the allocation of least cost that takes at most `budget` bytes.
 
         Raises:
-            WakefulError: the smallest choices take more.
+            WakefulError: the smallest formats take more bytes than that.
         """
-        if budget < self.least:
+        if budget < self.min_bytes:
             raise WakefulError(
                 f"{budget:,} bytes are too few: in their smallest formats the layers take "
-                f"{self.least:,}"
+                f"{self.min_bytes:,}"
             )
-        column = min((budget - self.least) // self._unit, len(self._costs) - 1)
-        return self._at(int(column), budget)
+        column = min((budget - self.min_bytes) // self._unit, len(self._costs) - 1)
+        return self._allocation_at(int(column), budget)
 
     def within_cost(self, cost: float) -> Allocation:
-        """Return the allocation that takes the fewest bytes at no more than this cost, or the one
-        that costs least where none does.
+        """Return the smallest allocation whose cost is at most `cost`; if there is none, the
+        allocation of least cost.
         """
-        enough = np.flatnonzero(self._costs <= cost)
-        column = int(enough[0]) if len(enough) else int(self._costs.argmin())
-        return self._at(column, self.least + column * self._unit)
+        columns = np.flatnonzero(self._costs <= cost)
+        column = int(columns[0]) if len(columns) else int(self._costs.argmin())
+        return self._allocation_at(column, self.min_bytes + column * self._unit)
 
     def curve(self, points: int = 60) -> list[tuple[int, float]]:
-        """Return bytes and cost of allocations along the frontier, the smallest first."""
-        budgets = np.linspace(self.least, self.most, points).astype(int)
+        """Return (bytes, cost) of the best allocations for `points` evenly spaced budgets, in
+        increasing order of bytes.
+        """
+        budgets = np.linspace(self.min_bytes, self.max_bytes, points).astype(int)
         allocations = [self.within_bytes(int(budget)) for budget in budgets]
         return sorted({(allocation.bytes, allocation.cost) for allocation in allocations})
 
-    def _at(self, column: int, budget: int) -> Allocation:
-        chosen: list[int] = []
-        for group in reversed(range(len(self.groups))):
-            number = int(self._chosen[group, column])
-            chosen.append(number)
-            column -= self._extra[group][number]
-        chosen.reverse()
-        picked = [group[number] for group, number in zip(self.groups, chosen, strict=True)]
+    def _allocation_at(self, column: int, budget: int) -> Allocation:
+        """Trace the best choice of each group back from a column of the dynamic program.
+
+        A column stands for a number of units of bytes beyond the smallest choices; `budget` is the
+        number of bytes for which the lower bound is computed.
+        """
+        choice_indices: list[int] = []
+        for group_index in reversed(range(len(self.groups))):
+            choice_index = int(self._choices[group_index, column])
+            choice_indices.append(choice_index)
+            column -= self._extra_units[group_index][choice_index]
+        choice_indices.reverse()
+        choices = [group[n] for group, n in zip(self.groups, choice_indices, strict=True)]
         return Allocation(
-            tuple(chosen),
-            sum(choice.bytes for choice in picked),
-            sum(choice.cost for choice in picked),
+            tuple(choice_indices),
+            sum(choice.bytes for choice in choices),
+            sum(choice.cost for choice in choices),
             lower_bound(self.groups, budget),
         )
 
 
 def lower_bound(groups: Sequence[Sequence[FormatChoice]], budget: int) -> float:
-    """Return the largest value of the Lagrangian dual: no allocation within `budget` costs less."""
+    """Return a lower bound on the cost of any allocation within `budget` bytes.
+
+    It is the largest value of the Lagrangian dual that bisection finds,
+    max over prices λ ≥ 0 of Σ_g min_f (cost_g(f) + λ bytes_g(f)) − λ · budget.
+    """
 
     def dual(price: float) -> tuple[float, int]:
-        def key(choice: FormatChoice) -> tuple[float, int]:
+        """Return the dual's value at a price per byte, and the bytes of its minimizer."""
+
+        def priced_cost(choice: FormatChoice) -> tuple[float, int]:
             return choice.cost + price * choice.bytes, choice.bytes
 
-        cheapest = [min(group, key=key) for group in groups]
+        cheapest = [min(group, key=priced_cost) for group in groups]
         total = sum(choice.bytes for choice in cheapest)
         return sum(choice.cost for choice in cheapest) + price * (total - budget), total
 
-    # The dual is concave in the price of a byte; its slope is the bytes beyond the budget.
+    # The dual is concave in the price; its slope is the number of bytes beyond the budget.
     best, total = dual(0.0)
     low, high = 0.0, 1e-12
     while total > budget and high < 1e12:
         value, total = dual(high)
-        best, low, high = max(best, value), (high if total > budget else low), 2 * high
+        best = max(best, value)
+        low = high if total > budget else low
+        high *= 2
     for _ in range(60):
         middle = (low + high) / 2
         value, total = dual(middle)

@@ -1,8 +1,8 @@
 """Two ways to compute one quantized linear layer, which agree to the rounding of float32.
 
-Shapes: M tokens, K input channels, N output channels. `reference` is the definition: numbers that
-lie on their grids, and their product. `integer` multiplies the int8 numbers and adds them up in
-int32, which is exact.
+Shapes: M tokens, K input channels, N output channels. `reference_product` is the definition: the
+product of dequantized numbers. `integer_product` multiplies the int8 codes and adds the products up
+in int32, which is exact.
 
 Where inputs are quantized, the product is scaled in float64 and rounded to float32 once. In float32
 the two would differ in the last bit, which sooner or later puts an activation of a later layer on
@@ -23,18 +23,18 @@ from wakeful.paged import AT_ONCE
 from wakeful.quantization.schemes import Grid, Scales
 
 Arithmetic = Literal["reference", "integer"]
-_EXACT_COLUMNS = 2**10
+_MAX_EXACT_COLUMNS = 2**10
 """Products of int8 numbers are 2¹⁴ at most; float32 adds integers up to 2²⁴ exactly."""
-_OF_BYTES = {4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""A type of so many bytes, to move two numbers as one."""
+_DTYPE_OF_SIZE = {4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""Type of that many bytes, by which two numbers are moved as one."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """A layer's weights on their grid.
+    """A layer's quantized weights (N, K) with their scales.
 
-    `stored` is (N, K) int8, or (N, ⌈K/2⌉) uint8 with two numbers a byte (see `pack`): whole
-    numbers, or the codes of other formats.
+    `stored` holds the codes: (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit codes per byte (see
+    `pack_int4`). In an integer format a code is the whole number itself.
     """
 
     grid: Grid
@@ -44,34 +44,37 @@ class Operands:
 
     @property
     def packed(self) -> bool:
-        """True where two numbers share a byte."""
+        """True where two codes share a byte."""
         return self.stored.dtype == torch.uint8
 
     @functools.cached_property
     def integers(self) -> Int8[Tensor, "N K"]:
-        """The whole numbers or codes, one a byte."""
-        return unpack(self.stored, self.width) if self.packed else self.stored
+        """The codes, one per byte."""
+        return unpack_int4(self.stored, self.width) if self.packed else self.stored
 
-    def dequantized(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "N K"]:
-        """Ŵ."""
-        height, at_once = self.stored.shape[0], max(1, AT_ONCE // self.width)
-        if height <= at_once:
-            return self.grid.values(self._numbers(dtype), self.scales)
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "N K"]:
+        """Return the dequantized weights Ŵ, computed a slice of rows at a time to save memory."""
+        height, rows_at_once = self.stored.shape[0], max(1, AT_ONCE // self.width)
+        if height <= rows_at_once:
+            return self.grid.rescale(self._decode_codes(dtype), self.scales)
         weight = torch.empty(height, self.width, dtype=dtype, device=self.stored.device)
-        for begin in range(0, height, at_once):
-            rows = slice(begin, begin + at_once)
-            part = Operands(self.grid, self.stored[rows], self.scales.of_rows(rows), self.width)
-            weight[rows] = part.dequantized(dtype)
+        for begin in range(0, height, rows_at_once):
+            rows = slice(begin, begin + rows_at_once)
+            part = Operands(self.grid, self.stored[rows], self.scales.for_rows(rows), self.width)
+            weight[rows] = part.dequantize(dtype)
         return weight
 
-    def _numbers(self, dtype: torch.dtype) -> Float[Tensor, "N K"]:
-        """q."""
+    def _decode_codes(self, dtype: torch.dtype) -> Float[Tensor, "N K"]:
+        """Return the numbers q that the codes stand for, before scaling.
+
+        The two codes of a packed byte are decoded by one table look-up.
+        """
         if not self.packed:
             return self.grid.decode(self.stored, dtype)
-        # A byte's two numbers are looked up together, as one of twice their size.
-        every = torch.arange(256, dtype=torch.uint8, device=self.stored.device).unsqueeze(1)
-        pairs = self.grid.decode(unpack(every, 2), dtype).view(_OF_BYTES[2 * dtype.itemsize])
-        numbers = pairs.flatten().index_select(0, self.stored.flatten().int())
+        all_bytes = torch.arange(256, dtype=torch.uint8, device=self.stored.device).unsqueeze(1)
+        pairs = self.grid.decode(unpack_int4(all_bytes, 2), dtype)
+        table = pairs.view(_DTYPE_OF_SIZE[2 * dtype.itemsize]).flatten()
+        numbers = table.index_select(0, self.stored.flatten().int())
         return numbers.view(dtype).view(len(self.stored), -1)[:, : self.width]
 
 
@@ -82,21 +85,28 @@ def reference_product(
     weights: Operands,
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "M N"]:
-    """Return x̂ Ŵᵀ from dequantized numbers, in `dtype` where inputs are quantized."""
+    """Return x̂ Ŵᵀ of dequantized inputs and weights, in `dtype`; x Ŵᵀ where inputs are not
+    quantized.
+
+    `inputs` is the number format of the inputs and `scales` their scales, both None for inputs in
+    full precision.
+    """
     if inputs is None or scales is None:
-        return F.linear(x, weights.dequantized())
+        return F.linear(x, weights.dequantize())
     x = inputs.fake_quantize(x, scales, dtype)
-    return F.linear(x, weights.dequantized(dtype)).float()
+    return F.linear(x, weights.dequantize(dtype)).float()
 
 
-emulated = functools.partial(reference_product, dtype=torch.float32)
-"""The same where there is no other path to agree with to the bit."""
+emulated_product = functools.partial(reference_product, dtype=torch.float32)
+"""`reference_product` in float32, for schemes that no integer arithmetic computes too."""
 
 
-def integer(
+def integer_product(
     x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
-    """Return s_x s_w (q_x q_wᵀ − z_w Σ q_x) by int32 sums; without q_x, s_w (x (q_w − z_w)ᵀ)."""
+    """Return x̂ Ŵᵀ by exact int32 sums, s_x s_w (q_x q_wᵀ − z_w Σ q_x), with codes q, scales s and
+    zero points z; where inputs are not quantized (`inputs` or `scales` is None), x Ŵᵀ.
+    """
     if inputs is None or scales is None:
         if weights.grid.group:
             return reference_product(x, None, None, weights)
@@ -104,60 +114,66 @@ def integer(
     q, zero = inputs.quantize(x, scales), weights.scales.zero
     sums = integer_matmul(q, weights.integers)
     if zero is not None:
-        # A narrow range far from zero has a zero point that 32 bits would not carry.
+        # A narrow range far from zero has a zero point whose products overflow 32 bits.
         sums = sums.long() - q.sum(1, keepdim=True, dtype=torch.int64) * zero.T.long()
     return (sums.double() * scales.scale * weights.scales.scale.T).float()
 
 
 def _weight_only_product(x: Float[Tensor, "M K"], weights: Operands) -> Float[Tensor, "M N"]:
-    """Return s_w (x (q_w − z_w)ᵀ): scaling the product takes one pass less than the weights."""
-    step, zero = weights.scales.over(weights.width)
+    """Return x Ŵᵀ as s_w (x (q_w − z_w)ᵀ), for weights without groups.
+
+    Scaling the product takes one pass over memory less than scaling the weights.
+    """
+    scale, zero = weights.scales.expand(weights.width)
     if weights.packed:
-        # Columns of x are put in the order of the packed halves, which are q + 8 after the xor.
+        # Reorder the columns of x as the packed halves are: even columns first, then odd ones.
         x = torch.cat((x[:, ::2], F.pad(x[:, 1::2], (0, weights.width % 2))), dim=1)
-        halves = torch.cat((weights.stored & 15, weights.stored >> 4), dim=1).bitwise_xor_(8)
+        halves = torch.cat((weights.stored & 15, weights.stored >> 4), dim=1)
+        halves.bitwise_xor_(8)  # which makes them q + 8
         numbers = halves.to(x.dtype).sub_(8 if zero is None else zero + 8)
     else:
         numbers = weights.grid.decode(weights.stored, x.dtype)
         numbers = numbers if zero is None else numbers.sub_(zero)
-    return F.linear(x, numbers) * step.T
+    return F.linear(x, numbers) * scale.T
 
 
-LINEARS = {"reference": reference_product, "integer": integer}
+LINEARS = {"reference": reference_product, "integer": integer_product}
 
 
 def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
     """Return a bᵀ exactly, in int32."""
     if a.is_cuda:
         return _padded_matmul(a, b)
-    if a.device.type == "cpu" and _processor_multiplies_int8():
+    if a.device.type == "cpu" and _has_exact_int8_kernel():
         if a.shape[1] == 1:  # torch 2.13 gives wrong numbers for a single column
             a, b = F.pad(a, (0, 1)), F.pad(b, (0, 1))
         return torch._int_mm(a, b.T)
-    return _by_floats(a, b)
+    return _float_matmul(a, b)
 
 
-def _by_floats(a: Tensor, b: Tensor) -> Tensor:
-    """Return a bᵀ from float32's fast kernels, by blocks of columns whose sums are exact."""
+def _float_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
+    """Return a bᵀ by float32 products of blocks of columns, small enough for exact sums."""
     total = a.new_zeros((a.shape[0], b.shape[0]), dtype=torch.int32)
-    columns = zip(a.split(_EXACT_COLUMNS, dim=1), b.split(_EXACT_COLUMNS, dim=1), strict=True)
-    for a_part, b_part in columns:
-        total += (a_part.float() @ b_part.float().T).int()
+    a_blocks, b_blocks = (x.split(_MAX_EXACT_COLUMNS, dim=1) for x in (a, b))
+    for a_block, b_block in zip(a_blocks, b_blocks, strict=True):
+        total += (a_block.float() @ b_block.float().T).int()
     return total
 
 
-def _padded_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a bᵀ by cuBLAS, which takes more than 16 rows and multiples of 8 elsewhere."""
+def _padded_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
+    """Return a bᵀ by cuBLAS's int8 kernel, after padding to the sizes that it needs: more than 16
+    rows M, and multiples of 8 for K and N.
+    """
     rows, columns = a.shape[0], b.shape[0]
-    wide = -a.shape[1] % 8
-    a = F.pad(a, (0, wide, 0, max(0, 17 - rows)))
-    b = F.pad(b, (0, wide, 0, -columns % 8))
+    inner_padding = -a.shape[1] % 8
+    a = F.pad(a, (0, inner_padding, 0, max(0, 17 - rows)))
+    b = F.pad(b, (0, inner_padding, 0, -columns % 8))
     return torch._int_mm(a, b.T)[:rows, :columns]
 
 
 @functools.cache
-def _processor_multiplies_int8() -> bool:
-    """Tell whether there is an int8 kernel worth using: fast, and adding up without saturating.
+def _has_exact_int8_kernel() -> bool:
+    """Tell whether this CPU's int8 matrix product is exact and faster than float32.
 
     Without VNNI `torch._int_mm` is a plain loop, 30 times slower than float32's product on AVX2, or
     adds pairs of products in 16 bits, which overflows at 127².
@@ -166,14 +182,14 @@ def _processor_multiplies_int8() -> bool:
         return False
     largest = torch.full((32, 64), 127, dtype=torch.int8)
     signs = torch.where(torch.arange(32) % 2 == 0, 1, -1).to(torch.int8).unsqueeze(1)
-    expected = _by_floats(largest, largest * signs)
+    expected = _float_matmul(largest, largest * signs)
     return torch.equal(torch._int_mm(largest, (largest * signs).T), expected)
 
 
-def pack(q: Tensor) -> Tensor:
-    """Return whole numbers from −8 to 7, (N, K) int8, two to a byte: (N, ⌈K/2⌉) uint8.
+def pack_int4(q: Tensor) -> Tensor:
+    """Return 4-bit whole numbers, (N, K) int8 from −8 to 7, packed two to a byte: (N, ⌈K/2⌉) uint8.
 
-    The even columns are the low halves; an odd K is padded with a zero.
+    Even columns are the low halves of the bytes; an odd K is padded with a zero.
     """
     if q.shape[1] % 2:
         q = F.pad(q, (0, 1))
@@ -181,7 +197,7 @@ def pack(q: Tensor) -> Tensor:
     return halves[:, ::2] | (halves[:, 1::2] << 4)
 
 
-def unpack(packed: Tensor, width: int) -> Tensor:
-    """Return the (N, `width`) int8 numbers that `pack` put into bytes."""
+def unpack_int4(packed: Tensor, width: int) -> Tensor:
+    """Return the (N, `width`) int8 numbers that `pack_int4` packed into bytes."""
     halves = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)[:, :width]
-    return (halves ^ 8).to(torch.int8) - 8  # a half of 8 and more stands for itself minus 16
+    return (halves ^ 8).to(torch.int8) - 8  # two's complement: 8 to 15 stand for −8 to −1

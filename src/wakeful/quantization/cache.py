@@ -1,12 +1,12 @@
-"""Keys and values on a grid, as they would be cached: in our attention, and in Transformers'.
+"""Quantized key/value cache, emulated: attention reads rounded keys and values.
 
-A scale is of each head and token, of a block of channels of those (a grid's `group`), or of
-calibration text and then fixed: one for all keys of a layer and one for all its values (`tensor`),
-or one for each channel of each head (`channel`). The cache keeps what it kept, so that what was
-read before is rounded again at every token, to the same numbers.
+Scales are computed for each head and token, or for each `group` of their channels; or they come
+from calibration text and are fixed: one for all keys of a layer and one for all its values
+(`per="tensor"`), or one for each channel of each head (`per="channel"`). The cache itself holds
+full-precision numbers, which are rounded again, to the same numbers, whenever they are read.
 
-A model of Transformers looks its attention function up by name. The copy that is quantized gets a
-name of its own, whose function rounds keys and values and calls the one it had.
+A Transformers model looks its attention function up by name. The quantized copy of a model gets a
+new name, whose function rounds keys and values and then calls the original one.
 """
 
 import sys
@@ -32,10 +32,10 @@ _NAME = "quantized_cache"
 
 
 class QuantizedCache(KeepsBuffers):
-    """Keys and values (B, L, G, d) of one layer on a scheme's grid, emulated.
+    """Rounding of one layer's keys and values (B, L, G, d) to a scheme's number format.
 
-    Buffers, where no token has a scale of its own: `keys` and `values`, (2, 1) per tensor or
-    (2, G · d) per channel, the smallest and the largest number of calibration text and 0.
+    Where scales are fixed, the buffers `keys` and `values` hold the range of calibration text, its
+    minimum (at most 0) and its maximum (at least 0): (2, 1) per tensor, (2, G · d) per channel.
     """
 
     fixed_buffers = ("keys", "values")
@@ -45,70 +45,84 @@ class QuantizedCache(KeepsBuffers):
         assert scheme.cache is not None
         self.scheme = scheme
         self.grid = scheme.cache
-        self.watching = False
-        shared = {"tensor": 1, "channel": channels}.get(self.grid.per)
+        self.calibrating = False
+        num_ranges = {"tensor": 1, "channel": channels}.get(self.grid.per)
         for part in self.fixed_buffers:
-            self.register_buffer(part, None if shared is None else torch.zeros(2, shared))
+            self.register_buffer(part, None if num_ranges is None else torch.zeros(2, num_ranges))
 
     def forward(self, heads: Tensor, part: CachePart) -> Tensor:
-        last = -3 if self.grid.per == "channel" else -2
-        rows = heads.flatten(0, last).flatten(1).float()
+        """Return keys or values (B, L, G, d) after rounding them.
+
+        While `calibrating`, the recorded range is widened to include `heads` instead, and they are
+        returned unchanged.
+        """
+        last_row_axis = -3 if self.grid.per == "channel" else -2
+        rows = heads.flatten(0, last_row_axis).flatten(1).float()
         bounds: Tensor | None = getattr(self, part)
-        if self.watching and bounds is not None:
+        if self.calibrating and bounds is not None:
             low, high = rows.aminmax(dim=0, keepdim=True)
             if bounds.shape[1] == 1:
                 low, high = low.min().view(1, 1), high.max().view(1, 1)
             setattr(self, part, torch.cat([bounds[:1].minimum(low), bounds[1:].maximum(high)]))
             return heads
-        scales = self.grid.scales_of(rows) if bounds is None else self.fixed_scales(part, rows)
+        scales = self.grid.compute_scales(rows) if bounds is None else self.fixed_scales(part, rows)
         return self.grid.fake_quantize(rows, scales).to(heads.dtype).view(heads.shape)
 
     def fixed_scales(self, part: CachePart, rows: Tensor | None = None) -> Scales:
-        """Return the scales of calibration text; of two levels, those of these rows."""
+        """Return the scales that calibration text gave for the keys or for the values.
+
+        In a format with two levels of scales only the outer scale is fixed; the inner scales are
+        computed from `rows` where given.
+        """
         bounds: Tensor = getattr(self, part)
         if self.grid.two_scales and rows is not None:
-            return self.grid.refit(rows, self.grid.scales_of(bounds.T))
-        return self.grid.fit(bounds[:1], bounds[1:])
+            return self.grid.fit_one_group(rows, self.grid.compute_scales(bounds.T))
+        return self.grid.fit_scales(bounds[:1], bounds[1:])
 
 
 @torch.no_grad()
 def calibrate_cache(model: nn.Module, calibration: Sequence[Tensor]) -> None:
-    """Set the fixed scales of a model's caches, in place, from the keys and values of a text."""
+    """Set the fixed scales of a model's quantized caches, in place, by running calibration text.
+
+    `calibration` holds token ids (B, L).
+    """
     caches = [cache for cache in model.modules() if isinstance(cache, QuantizedCache)]
     for cache in caches:
-        cache.watching = True
+        cache.calibrating = True
     for tokens in calibration:
         logits_of(model, tokens)
     for cache in caches:
-        cache.watching = False
+        cache.calibrating = False
 
 
-def check_cache(model: nn.Module) -> None:
-    """Raise `WakefulError` where a model's keys and values are out of our reach."""
-    if _attentions(model):
+def check_cache_support(model: nn.Module) -> None:
+    """Raise `WakefulError` if the keys and values of a model's attention cannot be quantized."""
+    if _attention_modules(model):
         return
     if isinstance(model, PreTrainedModel) and model._can_set_attn_implementation():
-        own = attention_implementation(model)
-        if own not in KNOWN:
+        implementation = attention_implementation(model)
+        if implementation not in KNOWN:
             raise WakefulError(
-                f"keys and values are rounded before the attention {' or '.join(KNOWN)},"
-                f" and this {type(model).__name__} has {own!r}: leave cache out of the scheme"
+                f"keys and values can be quantized with the attention {' or '.join(KNOWN)}, and "
+                f"this {type(model).__name__} has {implementation!r}: leave cache out of the scheme"
             )
         return
-    raise _out_of_reach(model)
+    raise _unsupported_attention(model)
 
 
-def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
-    """Let the attention of a model, changed in place, read keys and values on a scheme's grid.
+def quantize_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
+    """Make a model's attention read rounded keys and values, in place, if the scheme says so.
+
+    Returns the model.
 
     Raises:
-        WakefulError: the model's attention is out of our reach, or what it reads is not a key and a
-            value of one width each head and token (they are made of something narrower).
+        WakefulError: the model's attention is not supported, or its keys and values differ in
+            width (they are computed from something narrower that is cached).
     """
     if scheme.cache is None:
         return model
-    check_cache(model)
-    attentions, device = _attentions(model), next(model.parameters()).device
+    check_cache_support(model)
+    attentions, device = _attention_modules(model), next(model.parameters()).device
     for module in attentions:
         module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
     if not attentions:
@@ -117,19 +131,23 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     return model
 
 
-def _attentions(model: nn.Module) -> list[Attention]:
+def _attention_modules(model: nn.Module) -> list[Attention]:
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 @torch.no_grad()
 def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
-    """Install an attention function that rounds the cache, one cache grid for each layer."""
+    """Install an attention function that rounds keys and values, and a `QuantizedCache` per layer.
+
+    A first forward pass over two tokens shows which modules attend, and the width of their keys
+    and values.
+    """
     implementation = attention_implementation(model)
     assert implementation is not None
     name = wrapped_attention_name(implementation, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
     widths: list[tuple[int, int]] = []
 
-    def first_call(
+    def add_cache_and_attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
     ):
         widths.append((key.shape[-1], value.shape[-1]))
@@ -138,25 +156,25 @@ def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
         )
         return function(module, query, key, value, *rest, **more)
 
-    function: Callable[..., Any] = partial(_attend, implementation)
+    function: Callable[..., Any] = partial(_attend_to_rounded, implementation)
     masks = AttentionMaskInterface()
     AttentionMaskInterface.register(name, masks[implementation])
-    AttentionInterface.register(name, first_call)
+    AttentionInterface.register(name, add_cache_and_attend)
     try:
         model.set_attn_implementation(name)
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
     finally:
         AttentionInterface.register(name, function)
     if not widths:
-        raise _out_of_reach(model)
+        raise _unsupported_attention(model)
     if any(key != value for key, value in widths):
         raise WakefulError(
-            f"{type(model).__name__} has keys {widths[0][0]} and values {widths[0][1]} wide, which "
-            "it makes of something narrower that it caches: leave cache out of the scheme"
+            f"{type(model).__name__} has keys {widths[0][0]} and values {widths[0][1]} wide: it "
+            "caches something narrower, which cannot be quantized; leave cache out of the scheme"
         )
 
 
-def _attend(
+def _attend_to_rounded(
     implementation: str,
     module: nn.Module,
     query: Tensor,
@@ -165,25 +183,28 @@ def _attend(
     *rest: Any,
     **more: Any,
 ):
-    """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
+    """Round keys and values (B, G, S, d), then call the model's own attention function.
+
+    `implementation` is the name of that function, such as "sdpa"; `rest` and `more` are passed on.
+    """
     cache = module.get_submodule(_NAME)
     key, value = (
         cache(heads.transpose(1, 2), part).transpose(1, 2)
         for heads, part in ((key, "keys"), (value, "values"))
     )
-    file = vars(sys.modules[type(module).__module__])
-    interface = file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
-    # "eager" has an entry only while it is watched; each modeling file brings its function.
-    function = interface.get(implementation) or file.get("eager_attention_forward")
+    modeling_file = vars(sys.modules[type(module).__module__])
+    interface = modeling_file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
+    # "eager" is normally no entry of the interface: each modeling file defines its own function.
+    function = interface.get(implementation) or modeling_file.get("eager_attention_forward")
     if function is None:
         raise WakefulError(
-            f"{type(module).__name__} has no eager attention to compute beside its cache: load "
-            "it with attn_implementation='sdpa', or leave cache out of the scheme"
+            f"{type(module).__name__} has no eager attention function: load it with "
+            "attn_implementation='sdpa', or leave cache out of the scheme"
         )
     return function(module, query, key, value, *rest, **more)
 
 
-def _out_of_reach(model: nn.Module) -> WakefulError:
+def _unsupported_attention(model: nn.Module) -> WakefulError:
     return WakefulError(
         f"keys and values of a {type(model).__name__} cannot be quantized: its attention bypasses "
         "Transformers' AttentionInterface; leave cache out of the scheme"

@@ -1,8 +1,8 @@
 """Quantized models in the format of compressed-tensors, which stock Transformers and vLLM load.
 
-Stock architectures only, and schemes that the format has: the numbers and scales are those of the
-quantized model, and nothing of ours is needed to read them. A division of inputs (SmoothQuant) goes
-into the norm before, so that the model has no layer of another kind.
+Only stock architectures and the schemes that the format knows: files hold the quantized model's
+codes and scales, and reading them takes no code of ours. A division of inputs (SmoothQuant) is
+folded into the norm before, so that every layer stays of a standard class.
 """
 
 import copy
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int8, Int32
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -44,7 +45,7 @@ from wakeful.probes.experts import is_fused, routers_of
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import QuantizedCache
 from wakeful.quantization.convert import quantized_layers, scheme_of
-from wakeful.quantization.linear import QuantizedLinear, matrix
+from wakeful.quantization.linear import QuantizedLinear, weight_and_bias
 from wakeful.quantization.norm_readers import readers_of_norms
 from wakeful.quantization.schemes import Absmax, Grid, Scheme, Zeropoint
 from wakeful.quantization.schemes.grids import E4M3, MxE2M1, NvE2M1
@@ -53,96 +54,103 @@ from wakeful.variants.implementations import SOFTMAX1, attention_implementation
 
 FORMAT = "compressed-tensors"
 _EXPERTS = r"re:.*\.experts\..*"
-"""The target of all experts, as files name them."""
-_OTHERWISE = "leave --save out to measure it alone"
+"""Pattern of the names of all experts' layers in files."""
+_MEASURE_ONLY = "leave --save out to measure without saving"
 
 
 def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, Any]:
-    """Return schemes with the layers of each as the `quantization_config` of a configuration.
+    """Return the `quantization_config` of a model whose layers have these schemes.
 
-    One scheme alone is that of every linear layer, and of the named ones. All have one cache.
+    `targets` holds the layer names of each scheme; a single scheme also targets every "Linear".
 
     Raises:
-        WakefulError: the format lacks a scheme.
+        WakefulError: the format does not support a scheme.
     """
-    of_layers = {s: names for s, names in targets.items() if s.weights is not None}
-    groups = [_config_group(scheme) for scheme in of_layers]
-    for group, names in zip(groups, of_layers.values(), strict=True):
+    weight_schemes = {s: names for s, names in targets.items() if s.weights is not None}
+    groups = [_config_group(scheme) for scheme in weight_schemes]
+    for group, names in zip(groups, weight_schemes.values(), strict=True):
         # An engine looks for a fused layer by its class before it looks for its parts by name.
         group["targets"] = [*([] if len(groups) > 1 else ["Linear"]), *names]
-    forms = {group["format"] for group in groups} or {"dense"}
-    caches = [_cache_arguments(scheme) for scheme in targets if scheme.cache is not None]
+    storage_formats = {group["format"] for group in groups} or {"dense"}
+    caches = [_cache_args(scheme) for scheme in targets if scheme.cache is not None]
     return {
         "quant_method": FORMAT,
-        "format": forms.pop() if len(forms) == 1 else "mixed-precision",
+        "format": storage_formats.pop() if len(storage_formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        "config_groups": {f"group_{index}": group for index, group in enumerate(groups)},
         "kv_cache_scheme": caches[0] if caches else None,
         "global_compression_ratio": None,
     }
 
 
 def _config_group(scheme: Scheme) -> dict[str, Any]:
-    """Return a scheme as one of the `config_groups`, without targets.
+    """Return a scheme as one of the `config_groups` of the configuration, without its targets.
 
     Raises:
-        WakefulError: the format lacks it.
+        WakefulError: the format does not support the scheme.
     """
     weights, inputs = scheme.weights, scheme.inputs
     assert weights is not None
     if scheme.outputs is not None:
-        raise _lacks(scheme, "schemes of weights, inputs and the cache", "w8a8 or w4a16")
+        raise _unsupported_scheme(
+            scheme, "schemes of weights, inputs and the cache", "w8a8 or w4a16"
+        )
     integers = isinstance(weights, Absmax | Zeropoint)
     if isinstance(weights, MxE2M1 | NvE2M1):
-        form = _four_bit_floats(scheme, weights, inputs)
+        storage = _four_bit_float_format(scheme, weights, inputs)
     elif inputs is None:
         if not integers or weights.bits not in (4, 8) or weights.per != "channel":
             allowed = "weight-only schemes of 4 or 8 bits per channel or group"
-            raise _lacks(scheme, allowed, "w4a16")
+            raise _unsupported_scheme(scheme, allowed, "w4a16")
         if not weights.symmetric:
             # Its package 0.20 packs zero points when it writes and expects them unpacked when it
             # reads (`PackedQuantizationCompressor.compress` on the meta device).
-            symmetric = _expression(
+            symmetric = _expression_with_weights(
                 scheme, Absmax(bits=weights.bits, per="channel", group=weights.group)
             )
-            raise _lacks(scheme, "weights without a zero point, such as absmax", repr(symmetric))
-        form = "pack-quantized"
+            raise _unsupported_scheme(
+                scheme, "weights without a zero point, such as absmax", repr(symmetric)
+            )
+        storage = "pack-quantized"
     else:
-        kinds = [kind for kind in (Absmax, E4M3) if type(weights) is type(inputs) is kind]
-        if not kinds or weights.bits != 8 or inputs.bits != 8 or weights.group or inputs.group:
+        same_format = any(type(weights) is type(inputs) is grid for grid in (Absmax, E4M3))
+        grouped = weights.group or inputs.group
+        if not same_format or weights.bits != 8 or inputs.bits != 8 or grouped:
             allowed = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
-            raise _lacks(scheme, allowed, "w8a8 or fp8")
+            raise _unsupported_scheme(scheme, allowed, "w8a8 or fp8")
         if inputs.per == "tensor" and scheme.scales == "dynamic":
             allowed = "per-tensor input scales that are static"
-            raise _lacks(scheme, allowed, f"{scheme.expression!r} --scales static")
+            raise _unsupported_scheme(scheme, allowed, f"{scheme.expression!r} --scales static")
         if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
-            raise _lacks(scheme, "dynamic input scales without clipping", "w8a8")
-        form = "int-quantized" if integers else "float-quantized"
+            raise _unsupported_scheme(scheme, "dynamic input scales without clipping", "w8a8")
+        storage = "int-quantized" if integers else "float-quantized"
     group: dict[str, Any] = {
-        "weights": _arguments(weights, dynamic=False),
+        "weights": _quantization_args(weights, dynamic=False),
         "input_activations": None,
         "output_activations": None,
-        "format": form,
+        "format": storage,
     }
     if inputs is not None:
-        # Scales of groups in a tensor with static t are local.
+        # With two levels of scales the outer one is static and those of groups are "local".
         dynamic = "local" if inputs.two_scales else scheme.scales == "dynamic"
-        group["input_activations"] = _arguments(inputs, dynamic=dynamic)
+        group["input_activations"] = _quantization_args(inputs, dynamic=dynamic)
     return group
 
 
-def _cache_arguments(scheme: Scheme) -> dict[str, Any]:
-    """Return the grid of a scheme's keys and values as the `kv_cache_scheme`.
+def _cache_args(scheme: Scheme) -> dict[str, Any]:
+    """Return the `kv_cache_scheme`: the number format of a scheme's keys and values.
 
     Raises:
-        WakefulError: the format, or what reads it, lacks the grid.
+        WakefulError: the format, or an engine that reads it, does not support that number format.
     """
     grid = scheme.cache
-    fits = isinstance(grid, Absmax | E4M3) and grid.bits == 8 and grid.per == "tensor"
-    if grid is None or not fits or (isinstance(grid, Absmax) and grid.clip != 1):
+    supported = isinstance(grid, Absmax | E4M3) and grid.bits == 8 and grid.per == "tensor"
+    if grid is None or not supported or (isinstance(grid, Absmax) and grid.clip != 1):
         instead = "\"scheme(cache=e4m3(per='tensor'))\""
-        raise _lacks(scheme, "keys and values in 8 bits, a calibrated scale per tensor", instead)
-    return _arguments(grid, dynamic=False)
+        raise _unsupported_scheme(
+            scheme, "keys and values in 8 bits, a calibrated scale per tensor", instead
+        )
+    return _quantization_args(grid, dynamic=False)
 
 
 def check_compressed(
@@ -151,24 +159,26 @@ def check_compressed(
     layers: Mapping[str, nn.Module],
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Raise `WakefulError` where `save_compressed` would refuse the model with these `layers`
-    quantized, by shapes alone; `schemes` are theirs by name, and `tokenizer` is ours, where that is
-    the one to write.
+    """Raise `WakefulError` if `save_compressed` would refuse the model once it is quantized.
+
+    Only names and shapes are looked at. `layers` are the layers to quantize, `schemes` their
+    schemes, both by name; `tokenizer` is the one to write, where it is ours and not Transformers'.
     """
     for scheme in dict.fromkeys(schemes.values()):
         compressed_config({scheme: ()})
-    stock = _stock(model, layers)
-    names = {layer: name for name, layer in layers.items()}
-    _checked({name: schemes[names[layer]] for name, layer in stock.layers.items()}, stock,
-             tokenizer)  # fmt: skip
-    divided = {name: scheme.rounding for name, scheme in schemes.items() if scheme.rounding.divides}
+    stock = _to_stock_model(model, layers)
+    own_names = {layer: name for name, layer in layers.items()}
+    stock_schemes = {name: schemes[own_names[layer]] for name, layer in stock.layers.items()}
+    _match_transformers_layers(stock_schemes, stock, tokenizer)
+    methods = {name: scheme.rounding for name, scheme in schemes.items()}
+    divided = {name: method for name, method in methods.items() if method.divides_inputs}
     if divided:
-        read = list(readers_of_norms(model).values())
-        for readers in read:
+        readers_by_norm = list(readers_of_norms(model).values())
+        for readers in readers_by_norm:
             if 0 < len(divided.keys() & set(readers)) < len(readers):
-                raise _differ(readers)
-        alone = {name for name, method in divided.items() if not method.norms}
-        _refuse_divided(alone - {name for readers in read for name in readers})
+                raise _different_divisors(readers)
+        needs_norm = {name for name, method in divided.items() if not method.norms}
+        _refuse_unfolded_divisors(needs_norm.difference(*readers_by_norm))
 
 
 def can_compress(
@@ -177,8 +187,9 @@ def can_compress(
     layers: Mapping[str, nn.Module],
     tokenizer: Callable[[], Tokenizer | None],
 ) -> bool:
-    """Tell whether `check_compressed` refuses nothing under one scheme; `tokenizer` returns what it
-    takes.
+    """Tell whether a model can be saved in this format with these layers under one scheme.
+
+    `tokenizer` returns the tokenizer to write, if it is ours.
     """
     try:
         compressed_config({scheme: ()})
@@ -197,57 +208,63 @@ def save_compressed(
     stored: torch.dtype | None = None,
     context: int = 0,
 ) -> str:
-    """Write a quantized model as a folder that Transformers loads where compressed-tensors is
-    installed, whole or not at all; return the architecture.
+    """Write a quantized model as a compressed-tensors folder and return its architecture's name.
 
-    The folder's type is the one its weights were `stored` in before, or the model's own. What that
-    type would round, scales above all, stays as it is. `tokenizer` is ours, or what writes one into
-    a folder; `card` becomes README.md. A `context` shorter than the model's is written as its own.
-    It is read back before it has its name.
+    Transformers and vLLM load the folder. It appears only after it was read back successfully.
+
+    Args:
+        model: a quantized model.
+        folder: the folder to create.
+        tokenizer: our tokenizer, or a function that writes one into a folder.
+        card: text of the README.md.
+        stored: dtype of the tensors in full precision, by default the model's. A tensor that it
+            would round, such as a scale, keeps its own dtype.
+        context: context length to write where it is shorter than the model's; 0 keeps that.
 
     Raises:
-        WakefulError: the folder exists, or cannot be read back; or the format has no place for the
+        WakefulError: the folder exists or cannot be read back; or the format does not support the
             scheme, the architecture or a layer, which is named.
     """
     scheme = scheme_of(model)
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
-    # A layer may stand in several places, each of which has its own tensors in a file.
-    places = quantized_layers(model, remove_duplicate=False)
-    # Which refuses a scheme before anything else is looked at.
-    compressed_config({scheme: (), **{layer.scheme: () for layer in places.values()}})
-    stock = _stock(model, places)
+    # A layer that is used in several places has its own tensors in the file for each.
+    all_layers = quantized_layers(model, remove_duplicate=False)
+    # Refuse unsupported schemes first.
+    compressed_config({scheme: (), **{layer.scheme: () for layer in all_layers.values()}})
+    stock = _to_stock_model(model, all_layers)
     layers = {
         name: layer for name, layer in stock.layers.items() if isinstance(layer, QuantizedLinear)
     }
     decoder_tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
     schemes = {name: layer.scheme for name, layer in layers.items()}
-    there, read = _checked(schemes, stock, decoder_tokenizer)
-    tokenizer = read or tokenizer
+    layout, read_tokenizer = _match_transformers_layers(schemes, stock, decoder_tokenizer)
+    tokenizer = read_tokenizer or tokenizer
     dtype = stored or next(model.parameters()).dtype
-    config, tensors = stock.config, _tensors(stock, layers, there, dtype)
-    targets = _targets(schemes, there)
+    config, tensors = stock.config, _file_tensors(stock, layers, layout, dtype)
+    targets = _layer_targets(schemes, layout)
     if stock.caches:
-        targets = targets or {scheme: []}
+        targets = targets or {scheme: []}  # a scheme of the cache alone has no layers
         tensors |= _cache_scales(stock.caches)
-    table = compressed_config(targets)
+    settings = compressed_config(targets)
     if scheme.cache is not None:
-        table["kv_cache_scheme"] = _cache_arguments(scheme)
-    table["ignore"] = [name for name in there.linears if name not in layers] + there.routers
-    # Of experts that stay one tensor vLLM asks for the names that they would have by themselves.
-    unsplit = {there.places[name][0].rsplit(".", 2)[0] for name in there.experts - layers.keys()}
-    table["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(unsplit)]
-    if stock.turned:
-        table[FIELD], matrices = make_transform_config(
-            stock.turned, _inner_rotation(model).to(dtype)
+        settings["kv_cache_scheme"] = _cache_args(scheme)
+    settings["ignore"] = [name for name in layout.linears if name not in layers] + layout.routers
+    # For experts that stay one tensor, vLLM looks up the names that separate experts would have.
+    fused_names = [layout.file_names[name][0] for name in layout.experts - layers.keys()]
+    fused_parents = {name.rsplit(".", 2)[0] for name in fused_names}
+    settings["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(fused_parents)]
+    if stock.rotated:
+        settings[FIELD], matrices = make_transform_config(
+            stock.rotated, _inner_rotation(model).to(dtype)
         )
-        table["quantization_status"] = STATUS
+        settings["quantization_status"] = STATUS
         tensors |= matrices
-    _shorten(config, model, context)
-    config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
-    # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
-    floats = any(isinstance(layer.grid, MxE2M1 | NvE2M1) for layer in layers.values())
-    config.dtype = torch.bfloat16 if floats else dtype
+    _set_shorter_context(config, model, context)
+    config.quantization_config = settings  # pyright: ignore[reportAttributeAccessIssue]
+    # compressed-tensors unpacks 4-bit floats to bfloat16, whatever dtype the rest has.
+    has_float4 = any(isinstance(layer.grid, MxE2M1 | NvE2M1) for layer in layers.values())
+    config.dtype = torch.bfloat16 if has_float4 else dtype
     with create_folder(folder, card) as part:
         if isinstance(tokenizer, Tokenizer):
             write_texts(tokenizer, part, config, embedding_rows(model))
@@ -255,84 +272,92 @@ def save_compressed(
             tokenizer(part)
         write_config(config, part)
         write_tensors(tensors, part)
-        read_back(part, model, tokenizer=read, rounding=_rounded(layers.values(), config.dtype))
+        read_back(
+            part,
+            model,
+            tokenizer=read_tokenizer,
+            rounding=_emulate_reader(layers.values(), config.dtype),
+        )
     return config.model_type
 
 
-def _shorten(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
-    """Write a shorter context into a configuration, where no table of learned positions has the
-    length of the old one.
+def _set_shorter_context(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
+    """Set a configuration's context length to `context` if that is shorter than the model's.
+
+    It stays where an embedding has as many rows as the old context: learned positions.
     """
-    text: Any = config.get_text_config(decoder=True)
-    model_context = getattr(text, "max_position_embeddings", None) or 0
-    tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
-    if 0 < context < model_context and all(
-        table.num_embeddings != model_context for table in tables
-    ):
-        text.max_position_embeddings = context
+    text_config: Any = config.get_text_config(decoder=True)
+    old_context = getattr(text_config, "max_position_embeddings", None) or 0
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    learned_positions = any(table.num_embeddings == old_context for table in embeddings)
+    if 0 < context < old_context and not learned_positions:
+        text_config.max_position_embeddings = context
 
 
 def file_bytes(folder: Path) -> int:
-    """Return the size of a folder's weights."""
+    """Return the bytes of a folder's safetensors files."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
-    """Return what a model's weights take, each counted once, before any file's own header.
+    """Return the bytes that a model's weights take in a file, shared ones counted once.
 
-    What is not quantized counts as it is written: in the type it was `stored` in, if exactly.
+    A tensor that is not quantized counts in the dtype `stored` if that holds its numbers exactly.
     """
-    quantized, size = quantized_layers(model), 0
+    layers, size = quantized_layers(model), 0
     for name, tensor in unique_state(model).items():
         owner, _, leaf = name.rpartition(".")
-        of_layer = owner in quantized and leaf != "bias"  # numbers or scales, whose types are set
-        size += narrow_exactly(tensor, None if of_layer else stored).nbytes
+        fixed_type = owner in layers and leaf != "bias"  # codes and scales
+        size += narrow_exactly(tensor, None if fixed_type else stored).nbytes
     return size
 
 
 @contextmanager
-def _rounded(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Let a quantized model compute for a while as readers of the format may, which unpack weights
-    to `dtype`, and round inputs by other scales: here not at all, which changes as much.
+def _emulate_reader(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
+    """Make a quantized model compute as a reader of its file may, within a context.
+
+    Readers unpack weights to `dtype` and may round inputs by other scales. To see how much that
+    changes, inputs are not rounded here at all.
     """
-    quantized = {layer for layer in layers if isinstance(layer, QuantizedLinear)}
+    quantized_linears = {layer for layer in layers if isinstance(layer, QuantizedLinear)}
     try:
-        for layer in quantized:
-            layer.linear = partial(_unpacked, layer, dtype)
+        for layer in quantized_linears:
+            layer.linear = partial(_linear_in_dtype, layer, dtype)
         with RoundedParameters(lambda weight: weight.to(dtype)):
             yield
     finally:
-        for layer in quantized:
+        for layer in quantized_linears:
             del layer.linear
 
 
-def _unpacked(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> Tensor:
-    """Return the product with a layer's weights in `dtype`."""
+def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> Tensor:
+    """Return a quantized layer's output for unrounded inputs, its weights rounded to `dtype`."""
     rows = x.float() if layer.divisor is None else x.float() / layer.divisor
     bias = None if layer.bias is None else layer.bias.float()
-    return F.linear(rows, layer.dequantized().to(dtype).float(), bias).to(x.dtype)
+    return F.linear(rows, layer.dequantize().to(dtype).float(), bias).to(x.dtype)
 
 
-def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
-    """Return the name of the form of MXFP4 or NVFP4.
+def _four_bit_float_format(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
+    """Return the storage format's name for a scheme with MXFP4 or NVFP4 weights.
 
     Raises:
-        WakefulError: the format lacks the scheme.
+        WakefulError: compressed-tensors does not support the scheme.
     """
     name = weights.name_of_format.lower()
     if inputs is not None and type(inputs) is not type(weights):
         allowed = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
-        raise _lacks(scheme, allowed, name)
+        raise _unsupported_scheme(scheme, allowed, name)
     if weights.two_scales:
         if weights.per != "tensor" or (inputs is not None and inputs.per != "tensor"):
-            raise _lacks(scheme, "NVFP4 whose t is per tensor", name)
+            raise _unsupported_scheme(scheme, "NVFP4 with an outer scale per tensor", name)
         if inputs is not None and scheme.scales == "dynamic":
-            again = f"{scheme.expression!r} --scales static"
-            raise _lacks(scheme, "NVFP4 inputs whose t is static", again)
+            static = f"{scheme.expression!r} --scales static"
+            raise _unsupported_scheme(scheme, "NVFP4 inputs with a static outer scale", static)
     return f"{name}-pack-quantized"
 
 
-def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
+def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
+    """Return a number format as compressed-tensors' `QuantizationArgs`."""
     strategy = "tensor_group" if grid.two_scales else "group" if grid.group else grid.per
     arguments = {
         "num_bits": grid.bits,
@@ -342,57 +367,68 @@ def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
         "group_size": grid.group or None,
         "dynamic": dynamic,
     }
-    kind = _scale_type(grid)
-    return arguments | ({"scale_dtype": str(kind)} if kind else {})
+    scale_dtype = _stored_scale_dtype(grid)
+    return arguments | ({"scale_dtype": str(scale_dtype)} if scale_dtype else {})
 
 
-def _scale_type(grid: Grid) -> torch.dtype | None:
-    """Return what scales of groups are stored as, where it is not the model's own type."""
+def _stored_scale_dtype(grid: Grid) -> torch.dtype | None:
+    """Return the dtype in which files store the scales of groups; None for the model's dtype."""
     if isinstance(grid, MxE2M1):
         return torch.uint8
     return torch.float8_e4m3fn if isinstance(grid, NvE2M1) else None
 
 
 @dataclass(frozen=True)
-class _Stock:
-    """A model as its stock architecture has it, by the names there."""
+class _StockModel:
+    """A model's parts under the names that its stock Transformers architecture gives them."""
 
     config: PreTrainedConfig
     tensors: Mapping[str, Tensor]
-    """Layers in full precision."""
+    """Parameters in full precision."""
     layers: dict[str, nn.Module]
-    """Those that are, or are to be, quantized."""
-    turned: Sequence[str] = ()
-    """The names there of the layers that read rotated inputs."""
+    """Layers that are quantized, or will be."""
+    rotated: Sequence[str] = ()
+    """Names of the layers that read rotated inputs."""
     caches: Mapping[str, QuantizedCache] = field(default_factory=dict)
-    """Quantized caches, by the names there of the attention layers."""
+    """Quantized caches, by the name of the attention layer."""
 
 
 @dataclass(frozen=True)
-class _There:
+class _TransformersLayout:
     """Names of a model's layers in Transformers' modules and files."""
 
     linears: Mapping[str, tuple[int, int]]
     """The shape (N, K) of every `nn.Linear`."""
-    places: Mapping[str, list[str]]
-    """Names of weights and layers in files, if they differ; an expert's gate and up apart."""
+    file_names: Mapping[str, list[str]]
+    """Names in files of the weights and layers whose names differ there, several for an expert's
+    fused gate and up projections."""
     experts: Set[str]
     routers: list[str]
 
 
-def _tensors(
-    stock: _Stock, layers: Mapping[str, QuantizedLinear], there: _There, dtype: torch.dtype
+def _file_tensors(
+    stock: _StockModel,
+    layers: Mapping[str, QuantizedLinear],
+    layout: _TransformersLayout,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return what the files hold, by name; in `dtype` where that changes no number."""
+    """Return all tensors to write, by their names in files.
+
+    A tensor is converted to `dtype` where that changes no number. A fused projection of an expert
+    is cut by rows into the separate ones that files hold.
+    """
+    file_names = layout.file_names
     tensors = {
-        there.places.get(name, [name])[0]: tensor.detach() for name, tensor in stock.tensors.items()
+        file_names.get(name, [name])[0]: tensor.detach() for name, tensor in stock.tensors.items()
     }
     for name, layer in layers.items():
-        places = there.places.get(name, [name])
-        rows = layer.out_features // len(places)
-        for part, stacked in _stored(layer).items():
-            for number, file_name in enumerate(places):
-                piece = stacked if len(places) == 1 else stacked[number * rows :][:rows].clone()
+        layer_names = file_names.get(name, [name])
+        rows = layer.out_features // len(layer_names)
+        for part, whole in _layer_file_tensors(layer).items():
+            for index, file_name in enumerate(layer_names):
+                piece = whole
+                if len(layer_names) > 1:
+                    piece = whole[index * rows :][:rows].clone()
                 if part == "weight_shape":
                     piece = torch.tensor([rows, layer.in_features])
                 tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
@@ -400,7 +436,9 @@ def _tensors(
 
 
 def _cache_scales(caches: Mapping[str, QuantizedCache]) -> dict[str, Tensor]:
-    """Return the scales of keys and values as the format has them."""
+    """Return the fixed scales of keys and values by the names that compressed-tensors gives them,
+    such as "model.layers.0.self_attn.k_scale".
+    """
     return {
         f"{name}.{part[0]}_scale": cache.fixed_scales(part).scale.reshape(1)
         for name, cache in caches.items()
@@ -408,127 +446,166 @@ def _cache_scales(caches: Mapping[str, QuantizedCache]) -> dict[str, Tensor]:
     }
 
 
-def _targets(schemes: Mapping[str, Scheme], there: _There) -> dict[Scheme, list[str]]:
-    """Return the targets of each scheme beside "Linear", of layers by their names."""
+def _layer_targets(
+    schemes: Mapping[str, Scheme], layout: _TransformersLayout
+) -> dict[Scheme, list[str]]:
+    """Return the `targets` of each scheme, beyond the class "Linear", from the schemes by layer."""
     targets: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
         targets.setdefault(scheme, []).append(name)
     if len(targets) == 1:
-        # vLLM's output head is of no class named Linear, so that only its own name finds it.
+        # vLLM's output head is not of a class named Linear, so that it is found by its name alone.
         return {
             scheme: [name for name in names if "." not in name] for scheme, names in targets.items()
         }
     for scheme, names in targets.items():
-        alone = [name for name in names if name not in there.experts]
-        # Transformers looks for one group that a pattern of experts is in.
-        targets[scheme] = alone + [_EXPERTS] * (len(alone) < len(names))
+        other_names = [name for name in names if name not in layout.experts]
+        # Transformers looks for one group that has a pattern of experts.
+        targets[scheme] = other_names + [_EXPERTS] * (len(other_names) < len(names))
     return targets
 
 
-def _checked(
-    schemes: Mapping[str, Scheme], stock: _Stock, tokenizer: Tokenizer | None
-) -> tuple[_There, Tokenizer | None]:
-    """Return how Transformers has the model, and the tokenizer as it is read there; `schemes` are
-    those of the layers to quantize, by their names there.
+def _match_transformers_layers(
+    schemes: Mapping[str, Scheme], stock: _StockModel, tokenizer: Tokenizer | None
+) -> tuple[_TransformersLayout, Tokenizer | None]:
+    """Check that Transformers can hold every quantized layer and the tokenizer.
+
+    `schemes` holds the layers' schemes by their names in Transformers. Returns Transformers' layout
+    of the model, and the tokenizer as Transformers reads it.
 
     Raises:
-        WakefulError: a layer, or the tokenizer, has no place there.
+        WakefulError: a layer, or the tokenizer, has no equivalent there.
     """
-    kind, there = stock.config.model_type, _there(stock.config)
-    of_experts = {schemes[name]: name for name in stock.layers if name in there.experts}
-    if len(of_experts) > 1:
+    kind, layout = stock.config.model_type, _transformers_layout(stock.config)
+    expert_by_scheme = {schemes[name]: name for name in stock.layers if name in layout.experts}
+    if len(expert_by_scheme) > 1:
         raise WakefulError(
-            f"{' and '.join(of_experts.values())} are experts of several schemes, and Transformers "
-            f"reads all experts by one: {_OTHERWISE}"
+            f"{' and '.join(expert_by_scheme.values())} are experts of several schemes, and "
+            f"Transformers reads all experts by one: {_MEASURE_ONLY}"
         )
     widths: dict[str, int] = {}
     for name, layer in stock.layers.items():
-        scheme = schemes[name]
-        quantized = isinstance(layer, QuantizedLinear)
-        shape = (layer.out_features, layer.in_features) if quantized else matrix(layer)[0].shape
-        if name in there.experts:
+        if isinstance(layer, QuantizedLinear):
+            shape = (layer.out_features, layer.in_features)
+        else:
+            shape = weight_and_bias(layer)[0].shape
+        scheme, widths[name] = schemes[name], shape[1]
+        if name in layout.experts:
             if scheme.inputs is not None or not isinstance(scheme.weights, Absmax):
                 raise WakefulError(
-                    f"{name} is an expert, which Transformers reads from {FORMAT} in whole numbers "
-                    f"with inputs as they are alone: use --scheme w4a16, or {_OTHERWISE}"
+                    f"{name} is an expert, which Transformers reads from {FORMAT} only in whole "
+                    f"numbers with unquantized inputs: use --scheme w4a16, or {_MEASURE_ONLY}"
                 )
-        elif there.linears.get(name) != tuple(shape):
+        elif layout.linears.get(name) != tuple(shape):
             raise WakefulError(
-                f"{FORMAT} holds what is an nn.Linear in Transformers, or an expert that its files "
-                f"hold by itself, and {name} of a {kind} is neither: {_OTHERWISE}"
+                f"{FORMAT} holds an nn.Linear of Transformers, or an expert with files of its own, "
+                f"and {name} of a {kind} is neither: {_MEASURE_ONLY}"
             )
-        widths[name] = shape[1]
-    for name in (tensor_name.removesuffix(".weight") for tensor_name in stock.tensors):
-        if name in there.experts:
+    for tensor_name in stock.tensors:
+        name = tensor_name.removesuffix(".weight")
+        if name in layout.experts:
             raise WakefulError(
-                f"{name} stays in full precision by itself, and {FORMAT} has one form for all "
-                f"experts of a layer: --skip {name.rsplit('.', 2)[0]} leaves them, or {_OTHERWISE}"
+                f"{name} alone stays in full precision, and {FORMAT} has one format for all "
+                f"experts of a layer: skip them all with --skip {name.rsplit('.', 2)[0]}, or "
+                f"{_MEASURE_ONLY}"
             )
+    _check_group_widths(schemes, widths)
+    read_tokenizer = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
+    if tokenizer is not None and read_tokenizer is None:
+        raise WakefulError(
+            f"Transformers reads another tokenizer for a {kind} than this model's: {_MEASURE_ONLY}"
+        )
+    return layout, read_tokenizer
+
+
+def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]) -> None:
+    """Raise `WakefulError` if a layer's input channels are not a multiple of its group size.
+
+    `widths` holds the number of input channels of each layer.
+    """
     for name, width in widths.items():
         scheme, grid = schemes[name], schemes[name].weights
-        if grid is None or grid.divides(width):
+        if grid is None or grid.has_whole_groups(width):
             continue
-        finer = ""
-        if isinstance(grid, Absmax):  # others have groups of one length
-            fits = math.gcd(*widths.values())
-            fits = min(fits & -fits, 2 ** (grid.group.bit_length() - 1))  # powers of two
-            finer = f"use --scheme {_expression(scheme, replace(grid, group=fits))!r}, or "
+        advice = ""
+        if isinstance(grid, Absmax):  # other formats have groups of one size
+            common = math.gcd(*widths.values())
+            largest_power = 2 ** (grid.group.bit_length() - 1)
+            size = min(common & -common, largest_power)  # a power of two that divides all widths
+            smaller = _expression_with_weights(scheme, replace(grid, group=size))
+            advice = f"use --scheme {smaller!r}, or "
         raise WakefulError(
             f"{name} reads {width} channels, which are not whole groups of "
-            f"{grid.group}, and {FORMAT} has no shorter group: {finer}{_OTHERWISE}"
+            f"{grid.group}, and {FORMAT} has no shorter group: {advice}{_MEASURE_ONLY}"
         )
-    read = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
-    if tokenizer is not None and read is None:
-        raise WakefulError(
-            f"Transformers reads another tokenizer beside a {kind} than this model's: {_OTHERWISE}"
-        )
-    return there, read
 
 
-def _expression(scheme: Scheme, weights: Grid) -> str:
-    """Return the expression of a scheme with another grid of weights."""
+def _expression_with_weights(scheme: Scheme, weights: Grid) -> str:
+    """Return the expression of a scheme after its number format of weights is replaced by
+    `weights`.
+    """
     regridded = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
     return regridded.with_scales(scheme.scales).expression
 
 
-def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
-    """Return a model as its stock architecture has it, with the layers `found` quantized."""
+def _to_stock_model(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _StockModel:
+    """Return a model's parts under the names of its stock Transformers architecture.
+
+    `quantized` are the layers that are quantized, or will be, by their names in the model.
+
+    Raises:
+        WakefulError: the model is not of a stock architecture, or a part has no equivalent there.
+    """
     parameters = dict[str, Tensor](model.named_parameters(remove_duplicate=False))
-    parameters |= _divided(model)
+    parameters |= _fold_divisors(model)
     caches = {
         name: part for name, part in model.named_modules() if isinstance(part, QuantizedCache)
     }
-    if as_decoder(model) is None:
-        assert isinstance(model, PreTrainedModel)
-        if attention_implementation(model) == SOFTMAX1:
-            raise WakefulError(
-                f"{FORMAT} has no place for softmax-1, by which this {type(model).__name__} "
-                f"attends (attn_implementation = {SOFTMAX1!r}): {_OTHERWISE}"
-            )
-        config = corrected_config(model)
-        # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
-        stored = parameters | {
-            name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
-            if not isinstance(tensor, nn.Parameter)
-        }  # fmt: skip
-        stays = {
-            name: tensor
-            for name, tensor in stored.items()
-            if name.rpartition(".")[0] not in quantized.keys() | caches.keys()
-        }
-        attentions = {name.rpartition(".")[0]: cache for name, cache in caches.items()}
-        return _Stock(config, stays, dict(quantized), caches=attentions)
+    if as_decoder(model) is not None:
+        return _decoder_to_stock_model(model, quantized, parameters, caches)
+    assert isinstance(model, PreTrainedModel)
+    if attention_implementation(model) == SOFTMAX1:
+        raise WakefulError(
+            f"{FORMAT} has no place for softmax-1, by which this {type(model).__name__} "
+            f"attends (attn_implementation = {SOFTMAX1!r}): {_MEASURE_ONLY}"
+        )
+    # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
+    buffers = {
+        name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
+        if not isinstance(tensor, nn.Parameter)
+    }  # fmt: skip
+    replaced = quantized.keys() | caches.keys()
+    full_precision = {
+        name: tensor
+        for name, tensor in (parameters | buffers).items()
+        if name.rpartition(".")[0] not in replaced
+    }
+    attentions = {name.rpartition(".")[0]: cache for name, cache in caches.items()}
+    return _StockModel(corrected_config(model), full_precision, dict(quantized), caches=attentions)
+
+
+def _decoder_to_stock_model(
+    model: nn.Module,
+    quantized: Mapping[str, nn.Module],
+    parameters: dict[str, Tensor],
+    caches: Mapping[str, QuantizedCache],
+) -> _StockModel:
+    """Return the parts of our `Decoder` under the names of the stock architecture that it equals.
+
+    Raises:
+        WakefulError: no stock architecture is equal, or a part has no equivalent there.
+    """
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
-    plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
+    plain = dataclasses.replace(model.config, mlp_rotation=False)  # written as a transform instead
     kind, config = stock_architecture(plain)
     if kind == WakefulConfig.model_type:
         raise WakefulError(
-            f"{FORMAT} is for stock architectures, and this is our own class: {_OTHERWISE}; "
+            f"{FORMAT} is for stock architectures, and this is our own class: {_MEASURE_ONLY}; "
             "the cures --rotate hadamard, --rotate_inner and --sinks leave a stock one"
         )
     family = FAMILIES[kind]
-    turned: list[str] = []
+    rotated: list[str] = []
     attentions: dict[str, QuantizedCache] = {}
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
@@ -543,31 +620,34 @@ def _stock(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _Stock:
             if hf_name.endswith(".bias"):
                 raise WakefulError(
                     f"{hf_name} is a bias of a layer whose inputs are rotated, which vLLM lacks: "
-                    f"{_OTHERWISE}, or cure without --rotate_inner"
+                    f"{_MEASURE_ONLY}, or cure without --rotate_inner"
                 )
-            turned.append(hf_name.rpartition(".")[0])
+            rotated.append(hf_name.rpartition(".")[0])
         if not any(owner in quantized for owner in owners):
             tensors[hf_name] = link.join([parameters[part].detach() for part in link.own_names])
         elif len(owners) > 1:
             raise WakefulError(
-                f"{FORMAT} has one grid a matrix, and {hf_name} of a {kind} holds several of ours: "
-                f"{_OTHERWISE}"
+                f"{FORMAT} has one number format per matrix, and {hf_name} of a {kind} joins "
+                f"several of ours: {_MEASURE_ONLY}"
             )
         else:
             layers[hf_name.rpartition(".")[0]] = quantized[owners[0]]
-    return _Stock(config, tensors, layers, turned, attentions)
+    return _StockModel(config, tensors, layers, rotated, attentions)
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:
-    """Return M, by which x M is what `down` reads of the channels x."""
+    """Return the rotation matrix M (K, K) of a decoder's `down` projections, which read x M where
+    their unrotated inputs are x.
+    """
     down: Any = model.get_submodule("blocks.0.mlp.down")
     return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))
 
 
-def _added(model: nn.Module) -> dict[str, float]:
-    """Return by weight what norms add to theirs before they scale with it: 1 in a Gemma, mostly 0.
+def _norm_weight_offsets(model: nn.Module) -> dict[str, float]:
+    """Return the constant c that each norm adds to its weight w before scaling by w + c.
 
-    A norm's output is linear in its weight w, n (w + c), so two weights tell c.
+    c is 1 in a Gemma model and mostly 0, by the name of the weight. A norm's output is linear in
+    its weight, n (w + c), so the outputs for w = 0 and w = 1 give c.
     """
     offsets: dict[str, float] = {}
     for name in readers_of_norms(model):
@@ -576,13 +656,16 @@ def _added(model: nn.Module) -> dict[str, float]:
         if getattr(norm, "bias", None) is not None:
             norm.get_parameter("bias").requires_grad_(False).zero_()
         x = torch.linspace(1, 2, len(weight), device=weight.device)[None, None]
-        without, with_one = (norm(x + 0 * weight.fill_(value)).abs().sum() for value in (0.0, 1.0))
-        offsets[f"{name}.weight"] = round(float(without / (with_one - without)), 3)
+        weight.fill_(0.0)
+        size_at_0 = norm(x).abs().sum()
+        weight.fill_(1.0)
+        size_at_1 = norm(x).abs().sum()
+        offsets[f"{name}.weight"] = round(float(size_at_0 / (size_at_1 - size_at_0)), 3)
     return offsets
 
 
-def _there(config: PreTrainedConfig) -> _There:
-    """Return how Transformers has the stock model."""
+def _transformers_layout(config: PreTrainedConfig) -> _TransformersLayout:
+    """Return the layer names and shapes of the Transformers model with this configuration."""
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     modules = dict(skeleton.named_modules())
@@ -591,80 +674,103 @@ def _there(config: PreTrainedConfig) -> _There:
         for name, module in modules.items()
         if isinstance(module, nn.Linear)
     }
-    places: dict[str, list[str]] = {}
+    file_names: dict[str, list[str]] = {}
     experts: set[str] = set()
     if any(map(is_fused, modules.values())):
-        names, numbered = list[str](), dict[str, Tensor]()
-        for name, tensor in skeleton.state_dict().items():
-            parts, numbers = [name], torch.tensor([len(names)])
-            if tensor.ndim == 3 and is_fused(modules[name.rpartition(".")[0]]):
-                halves = 2 if name.endswith("gate_up_proj") else 1
-                parts = [f"{name}.{n}" for n in range(len(tensor)) for _ in range(halves)]
-                numbers = torch.arange(len(names), len(names) + len(parts)).view(-1, halves, 1)
-            names, numbered[name] = names + parts, numbers
-        # Numbers in the place of weights tell where Transformers writes each.
-        written = revert_weight_conversion(skeleton, numbered).items()
-        alone = {int(index): file_name for file_name, index in written if index.numel() == 1}
-        experts = {names[number] for number in alone} - numbered.keys()
-        for number in sorted(alone):
-            places.setdefault(names[number], []).append(alone[number])
-        for name, file_names in [*places.items()]:
-            layer = name.removesuffix(".weight")
-            places[layer] = [index.removesuffix(".weight") for index in file_names]
+        file_names, experts = _expert_file_names(skeleton, modules)
     routers = routers_of(skeleton)
-    routing = [places[name][0] for name, module in modules.items() if id(module) in routers]
-    return _There(linears, places, experts, routing)
+    routing = [file_names[name][0] for name, module in modules.items() if id(module) in routers]
+    return _TransformersLayout(linears, file_names, experts, routing)
 
 
-def _divided(model: nn.Module) -> dict[str, Tensor]:
-    """Return each norm's scale (and shift) over what the layers that read it divide inputs by."""
-    divided = {
+def _expert_file_names(
+    skeleton: PreTrainedModel, modules: Mapping[str, nn.Module]
+) -> tuple[dict[str, list[str]], set[str]]:
+    """Return the names in files of all tensors and layers of a model with fused experts, and the
+    names of the experts' layers.
+
+    Every tensor's content is replaced by an index (one per expert, two for a fused gate and up),
+    and Transformers' own conversion to the file layout shows where each index goes.
+    """
+    names: list[str] = []
+    indices: dict[str, Tensor] = {}
+    for name, tensor in skeleton.state_dict().items():
+        parts, part_indices = [name], torch.tensor([len(names)])
+        if tensor.ndim == 3 and is_fused(modules[name.rpartition(".")[0]]):
+            halves = 2 if name.endswith("gate_up_proj") else 1
+            parts = [f"{name}.{n}" for n in range(len(tensor)) for _ in range(halves)]
+            part_indices = torch.arange(len(names), len(names) + len(parts)).view(-1, halves, 1)
+        names, indices[name] = names + parts, part_indices
+    converted = revert_weight_conversion(skeleton, indices).items()
+    by_index = {int(index): file_name for file_name, index in converted if index.numel() == 1}
+    experts = {names[index] for index in by_index} - indices.keys()
+    file_names: dict[str, list[str]] = {}
+    for index in sorted(by_index):
+        file_names.setdefault(names[index], []).append(by_index[index])
+    for name, tensor_names in [*file_names.items()]:
+        layer = name.removesuffix(".weight")
+        file_names[layer] = [tensor_name.removesuffix(".weight") for tensor_name in tensor_names]
+    return file_names, experts
+
+
+def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and biases of norms, divided by the divisors of the layers that read them.
+
+    SmoothQuant divides a layer's inputs; a file has no such division, so the norm before does it.
+
+    Raises:
+        WakefulError: a divisor cannot be folded into a norm.
+    """
+    divisors = {
         name: layer.divisor
         for name, layer in quantized_layers(model).items()
         if layer.divisor is not None and not bool((layer.divisor == 1).all())
     }
-    if not divided:
+    if not divisors:
         return {}
-    added = _added(model) if as_decoder(model) is None else {}
-    scales: dict[str, Tensor] = {}
+    offsets = _norm_weight_offsets(model) if as_decoder(model) is None else {}
+    folded: dict[str, Tensor] = {}
     for norm, readers in readers_of_norms(model).items():
-        here = [divided.pop(reader) for reader in readers if reader in divided]
-        if not here:
+        own = [divisors.pop(reader) for reader in readers if reader in divisors]
+        if not own:
             continue
-        if len(here) < len(readers) or any(not torch.equal(divisor, here[0]) for divisor in here):
-            raise _differ(readers)
+        if len(own) < len(readers) or any(not torch.equal(divisor, own[0]) for divisor in own):
+            raise _different_divisors(readers)
         for part in ("weight", "bias"):
-            stored = getattr(model.get_submodule(norm), part, None)
-            if stored is not None:
-                more = added.get(f"{norm}.{part}", 0.0)
-                scale = (stored.detach().float() + more) / here[0] - more
-                scales[f"{norm}.{part}"] = scale.to(stored.dtype)
-    _refuse_divided(divided)
-    return scales
+            parameter = getattr(model.get_submodule(norm), part, None)
+            if parameter is not None:
+                offset = offsets.get(f"{norm}.{part}", 0.0)
+                value = (parameter.detach().float() + offset) / own[0] - offset
+                folded[f"{norm}.{part}"] = value.to(parameter.dtype)
+    _refuse_unfolded_divisors(divisors)
+    return folded
 
 
-def _differ(readers: Collection[str]) -> WakefulError:
+def _different_divisors(readers: Collection[str]) -> WakefulError:
     return WakefulError(
         f"{', '.join(readers)} read one norm and divide it differently: --skip all of them or "
-        f"none, or {_OTHERWISE}"
+        f"none, or {_MEASURE_ONLY}"
     )
 
 
-def _refuse_divided(layers: Collection[str]) -> None:
+def _refuse_unfolded_divisors(layers: Collection[str]) -> None:
+    """Raise `WakefulError` if any layers are left whose divided inputs no norm can divide."""
     if layers:
         raise WakefulError(
-            f"{min(layers)} divides its inputs and no norm comes before it to do that: "
-            "write method=smooth(norms=True)"
+            f"{min(layers)} divides its inputs, and there is no norm before it that could do so in "
+            "a file: write method=smooth(norms=True)"
         )
 
 
-def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
-    """Return a layer's tensors as the format has them."""
+def _layer_file_tensors(layer: QuantizedLinear) -> dict[str, Tensor]:
+    """Return a quantized layer's tensors by the names that compressed-tensors gives them, such as
+    `weight_packed` and `weight_scale`.
+    """
     grid = layer.grid
     tensors = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
         tensors["weight_packed"] = layer.integers
-        tensors["weight_scale"] = layer.scale.view(_scale_type(grid) or grid.scale_type)
+        tensors["weight_scale"] = layer.scale.view(_stored_scale_dtype(grid) or grid.scale_type)
         for name, outer in (("weight", layer.outer), ("input", layer.input_scale)):
             if outer is not None:
                 tensors[f"{name}_global_scale"] = outer.reshape(1).reciprocal()
@@ -679,29 +785,33 @@ def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
         if layer.input_scale is not None:
             tensors["input_scale"] = layer.input_scale.reshape(1)
     else:
-        tensors["weight_packed"] = packed(codes, grid.bits)
+        tensors["weight_packed"] = pack_words(codes, grid.bits)
         tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
     return tensors
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
-    """Return whole numbers (N, K) of 4 or 8 bits in words (N, ⌈K·bits/32⌉) of 32, the first lowest.
+def pack_words(codes: Int8[Tensor, "N K"], bits: int) -> Int32[Tensor, "N W"]:
+    """Return whole numbers of 4 or 8 bits packed into W = ⌈K·bits/32⌉ words of 32 bits per row.
 
-    2^(bits − 1) is added to each.
+    The first number is in the lowest bits. 2^(bits − 1) is added to each, so that none is negative.
     """
-    return torch.cat([_packed_words(part, bits) for part in split_rows(codes)])
+    return torch.cat([_pack_rows(part, bits) for part in split_rows(codes)])
 
 
-def _packed_words(codes: Tensor, bits: int) -> Tensor:
+def _pack_rows(codes: Int8[Tensor, "N K"], bits: int) -> Int32[Tensor, "N W"]:
+    """Pack rows of codes into words of 32 bits, as `pack_words` does, all at once."""
     per_word = 32 // bits
     padded = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % per_word))
     shifts = torch.arange(per_word, device=codes.device) * bits
-    packed = (padded.unflatten(1, (-1, per_word)) << shifts).sum(-1)
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    words = (padded.unflatten(1, (-1, per_word)) << shifts).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def _lacks(scheme: Scheme, allowed: str, instead: str) -> WakefulError:
+def _unsupported_scheme(scheme: Scheme, allowed: str, instead: str) -> WakefulError:
+    """Return the error for a scheme that the format does not support: `allowed` says what it
+    supports, `instead` is an expression to use.
+    """
     return WakefulError(
         f"{scheme} cannot be saved as {FORMAT}, which stores only {allowed}; use --scheme "
-        f"{instead}, or {_OTHERWISE}"
+        f"{instead}, or {_MEASURE_ONLY}"
     )

@@ -1,4 +1,4 @@
-"""`quantize`: a model's linear layers in whole numbers, the model itself unchanged."""
+"""Quantization of a model's linear layers; the model itself stays unchanged."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +16,15 @@ from wakeful.paged import is_finite
 from wakeful.probes.experts import routers_of, unfuse_experts, with_modules
 from wakeful.probes.running import refuse_adapters
 from wakeful.quantization.arithmetic import LINEARS, Arithmetic
-from wakeful.quantization.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
+from wakeful.quantization.cache import (
+    QuantizedCache,
+    calibrate_cache,
+    check_cache_support,
+    quantize_cache,
+)
+from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.formats import quantize_layers
-from wakeful.quantization.linear import QuantizedLinear, by_sequence, matrix
-from wakeful.quantization.observing import plain_linear
+from wakeful.quantization.linear import QuantizedLinear, track_batch_shape, weight_and_bias
 from wakeful.quantization.schemes import Scheme, parse_scheme
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import OnProgress, ignore_progress
@@ -34,74 +39,82 @@ def quantize_module(
     arithmetic: Arithmetic = "reference",
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
-    others: Mapping[str, Scheme | str] | None = None,
-    passed: OnProgress = ignore_progress,
+    layer_schemes: Mapping[str, Scheme | str] | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> nn.Module:
-    """Return a model whose linear layers are quantized; it shares the rest with `model`.
+    """Return a copy of a model with quantized linear layers; all other weights are shared.
 
-    All linear layers but those tied to an embedding, those whose role is to stay and routers;
-    embeddings, norms and the mixing weights of routes and depth stay as they are. Experts in one
-    tensor a projection become linear layers of their own. A scheme of the cache alone touches no
-    layer. `quantized_layers` says which layers it became. A decoder is folded before.
+    Every linear layer is quantized except routers, layers tied to an embedding and those that a
+    variant declares to stay in full precision. Fused experts become linear layers of their own. A
+    scheme of the key/value cache alone quantizes no layer. A decoder is folded first.
+    `quantized_layers` lists the quantized layers of the result.
 
     Args:
         model: a `Decoder` or a Transformers model.
         scheme: a `Scheme`, its name ("fine", "w4g128", "nvfp4" ...) or its expression.
         arithmetic: how the layers compute: "reference" (dequantized) or "integer"; an emulated
             scheme computes one way.
-        calibration: token ids (B, L) that static activation scales and methods look at.
+        calibration: token ids (B, L) for static activation scales and for methods.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision; none where
             the scheme quantizes the cache alone.
-        others: schemes of weights and inputs for layers that match a pattern, the first of several,
-            in place of `scheme`'s.
-        passed: called with the layers quantized so far and their number.
+        layer_schemes: other schemes, of weights and inputs, by pattern of the layers that take
+            them; the first pattern that matches counts.
+        on_progress: called with the number of layers quantized so far and their total.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
-            superfluous, a pattern matches nothing, or keys and values are out of reach. The model
-            is unchanged.
+            superfluous, a pattern matches nothing, or the cache cannot be quantized. The model is
+            unchanged.
     """
     scheme = parse_scheme(scheme)
     by_pattern = {
-        pattern: parse_scheme(part_scheme) for pattern, part_scheme in (others or {}).items()
+        pattern: parse_scheme(layer_scheme)
+        for pattern, layer_scheme in (layer_schemes or {}).items()
     }
-    schemes = [scheme, *by_pattern.values()]
     if arithmetic not in LINEARS:
         raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
-    wanting = next((part_scheme for part_scheme in schemes if part_scheme.calibrated), None)
-    if (wanting is not None) != bool(calibration):
-        problem = f"{scheme} has dynamic scales: calibration text would be ignored"
-        if wanting is not None:
-            problem = f"{wanting.method} needs" if wanting.method else "static scales need"
-            problem += " calibration text"
-        raise WakefulError(problem)
+    _check_calibration([scheme, *by_pattern.values()], calibration)
     refuse_adapters(model)
     if scheme.cache is not None:
-        check_cache(model)
+        check_cache_support(model)
     if scheme.weights is None:
         if skip or by_pattern:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
     model = prepare_model(model, ["*"] if scheme.weights is None else skip)
     layers = {} if scheme.weights is None else linear_layers(model, skip)
-    replaced: dict[int, QuantizedLinear] = {}
-    _check_all(layers)
-    for part_scheme, part in by_scheme(layers, scheme, by_pattern).items():
-        before = len(replaced)
-        forms = quantize_layers(
-            model, part, {"": part_scheme}, calibration, arithmetic=arithmetic,
-            on_progress=lambda done, _, before=before: passed(before + done, len(layers)),
+    replacements: dict[int, QuantizedLinear] = {}
+    _check_finite_weights(layers)
+    for layer_scheme, group in group_by_scheme(layers, scheme, by_pattern).items():
+        before = len(replacements)
+        quantized = quantize_layers(
+            model, group, {"": layer_scheme}, calibration, arithmetic=arithmetic,
+            on_progress=lambda done, _, before=before: on_progress(before + done, len(layers)),
         )[""]  # fmt: skip
-        replaced |= {id(part[name]): form for name, form in forms.items()}
-    small = with_cache(exchanged(model, replaced), scheme)
-    if scheme.caches_by_text:
-        calibrate_cache(small, calibration)
-    return small
+        replacements |= {id(group[name]): layer for name, layer in quantized.items()}
+    quantized_model = quantize_cache(replace_layers(model, replacements), scheme)
+    if scheme.calibrates_cache:
+        calibrate_cache(quantized_model, calibration)
+    return quantized_model
+
+
+def _check_calibration(schemes: Sequence[Scheme], calibration: Sequence[Tensor]) -> None:
+    """Raise `WakefulError` if calibration text is missing, or given although no scheme reads it."""
+    calibrated = next((scheme for scheme in schemes if scheme.calibrated), None)
+    if calibrated is None and calibration:
+        raise WakefulError(
+            f"{schemes[0]} has dynamic scales: calibration text would be ignored; leave it out"
+        )
+    if calibrated is not None and not calibration:
+        reason = f"{calibrated.method} needs" if calibrated.method else "static scales need"
+        raise WakefulError(f"{reason} calibration text")
 
 
 def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
-    """Return a model of the same function as it is quantized: a decoder folded, and experts that no
-    pattern in `skip` matches as linear layers. It shares all other weights with `model`.
+    """Return a model that computes the same in the form in which layers are quantized.
+
+    A `Decoder` is folded; fused experts become linear layers, unless a pattern in `skip` matches
+    them. All other weights are shared with `model`.
     """
     if isinstance(model, Decoder):
         return folded(model)
@@ -110,54 +123,60 @@ def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
     )
 
 
-def prepared_as(model: nn.Module, layers: Collection[str]) -> nn.Module:
-    """Return a model of the same function that has linear layers of these names."""
+def prepare_for_layers(model: nn.Module, layers: Collection[str]) -> nn.Module:
+    """Return a model that computes the same and has linear layers with these names.
+
+    A `Decoder` is folded; fused experts become linear layers where one of the names asks for it.
+    """
     if isinstance(model, Decoder):
         return folded(model)
     return unfuse_experts(model, lambda name: any(layer.startswith(f"{name}.") for layer in layers))
 
 
-def by_scheme(
-    layers: Mapping[str, nn.Module], scheme: Scheme, others: Mapping[str, Scheme]
+def group_by_scheme(
+    layers: Mapping[str, nn.Module], scheme: Scheme, layer_schemes: Mapping[str, Scheme]
 ) -> dict[Scheme, dict[str, nn.Module]]:
-    """Return the layers of each scheme, where those that match a pattern have another.
+    """Return the layers grouped by their scheme.
+
+    That is `scheme`, unless the layer's name matches a pattern in `layer_schemes`.
 
     Raises:
-        WakefulError: a pattern matches nothing, or its scheme is not of weights alone.
+        WakefulError: a pattern matches nothing, or its scheme is not of weights and inputs.
     """
-    parts: dict[Scheme, dict[str, nn.Module]] = {}
+    groups: dict[Scheme, dict[str, nn.Module]] = {}
     used: set[str] = set()
     for name, layer in layers.items():
-        patterns = [layer_scheme for layer_scheme in others if fnmatchcase(name, layer_scheme)]
+        patterns = [pattern for pattern in layer_schemes if fnmatchcase(name, pattern)]
         used.update(patterns)
-        layer_scheme = others[patterns[0]] if patterns else scheme
+        layer_scheme = layer_schemes[patterns[0]] if patterns else scheme
         if layer_scheme.weights is None or (patterns and layer_scheme.cache is not None):
             raise WakefulError(
                 f"{layer_scheme} for {patterns[0]}: a layer has weights, and no cache"
             )
-        parts.setdefault(layer_scheme, {})[name] = layer
-    unused = [pattern for pattern in others if pattern not in used]
+        groups.setdefault(layer_scheme, {})[name] = layer
+    unused = [pattern for pattern in layer_schemes if pattern not in used]
     if unused:
-        raise WakefulError(f"no layer that is left to quantize matches {unused[0]}")
-    return parts
+        raise WakefulError(f"{unused[0]} matches no layer that is to be quantized")
+    return groups
 
 
-def _check_all(layers: Mapping[str, nn.Module]) -> None:
-    """Raise `WakefulError` with the names of all layers that cannot be quantized."""
-    refused = [name for name, layer in layers.items() if not is_finite(matrix(layer)[0])]
+def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:
+    """Raise `WakefulError` that names all layers whose weights have a NaN or an infinity."""
+    refused = [name for name, layer in layers.items() if not is_finite(weight_and_bias(layer)[0])]
     if refused:
-        more, count, leave = len(refused) - 1, "", "leave it as it is"
-        if more:
-            count = f" ({more} other layer{'s' * (more > 1)} cannot either)"
-            leave = "leave them as they are"
+        count = ""
+        if others := len(refused) - 1:
+            count = f" ({others} other layer{'s' * (others > 1)} cannot either)"
         raise WakefulError(
             f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{count}; "
-            f"{leave} with --skip {' '.join(refused)}"
+            f"leave out all such layers: --skip {' '.join(refused)}"
         )
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
-    """Return a model's scheme, of its cache or else of most layers; None if it is not quantized."""
+    """Return the scheme of a quantized model: that of its cache or else of most of its layers; None
+    for a model that is not quantized.
+    """
     caches = [module.scheme for module in model.modules() if isinstance(module, QuantizedCache)]
     schemes = Counter(caches[:1] or [module.scheme for module in quantized_layers(model).values()])
     return schemes.most_common(1)[0][0] if schemes else None
@@ -166,8 +185,10 @@ def scheme_of(model: nn.Module) -> Scheme | None:
 def quantized_layers(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> dict[str, QuantizedLinear]:
-    """Return a model's quantized layers by name; one that is used in several places by its first
-    name alone, unless `remove_duplicate` is false.
+    """Return a model's quantized layers by name.
+
+    A layer that is used in several places is listed by its first name only, unless
+    `remove_duplicate` is false.
     """
     return {
         name: module
@@ -177,32 +198,36 @@ def quantized_layers(
 
 
 def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Module]:
-    """Return the layers that `quantize` quantizes, by name, in the model's order.
+    """Return a model's linear layers to quantize, by name, except those that `skip` matches.
+
+    Layers that share an embedding's weight, routers and layers declared to stay are left out.
 
     Raises:
-        WakefulError: the model has a layer with a matrix that is neither a linear layer nor known
-            to stay, is quantized already, or has no linear layer; or a pattern matches nothing.
+        WakefulError: the model is quantized already, has no linear layer, or has a layer with a
+            matrix that cannot be quantized; or a pattern matches nothing.
     """
     _refuse_quantized(model)
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     routers = routers_of(model)
     layers: dict[str, nn.Module] = {}
-    used, around = set[str](), set[str]()
+    matched_layers, matched_containers = set[str](), set[str]()
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
-        matrices = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
-        (used if matrices else around).update(patterns)
+        has_matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
+        (matched_layers if has_matrix else matched_containers).update(patterns)
         if patterns or isinstance(module, nn.Embedding) or id(module) in routers:
             continue
         if is_linear(module):
-            if id(module.weight) not in embedded and not _stays(module.weight):
+            if id(module.weight) not in embedded and not _stays_unquantized(module.weight):
                 layers[name] = module
         else:
-            _refuse_matrices(name, module)
-    unused = next((pattern for pattern in skip if pattern not in used), None)
+            _refuse_unknown_matrices(name, module)
+    unused = next((pattern for pattern in skip if pattern not in matched_layers), None)
     if unused is not None:
-        inside = f"; what lies inside of it is '{unused}.*'" if unused in around else ""
-        raise WakefulError(f"--skip {unused} matches no layer{inside}")
+        advice = f"; for the layers inside it write '{unused}.*'"
+        raise WakefulError(
+            f"--skip {unused} matches no layer{advice if unused in matched_containers else ''}"
+        )
     if not layers:
         raise WakefulError(f"{type(model).__name__} has no linear layer to quantize")
     return layers
@@ -215,7 +240,9 @@ def _refuse_quantized(model: nn.Module) -> None:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Tell whether a module is a linear layer whose product is all it does, or our heads."""
+    """Tell whether a module computes x Wᵀ + b and nothing else, or is one of our projections into
+    heads.
+    """
     if type(module) is Heads or isinstance(module, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
@@ -225,42 +252,56 @@ def is_linear(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _only_multiplies(layer: nn.Linear) -> bool:
-    """Tell whether a linear layer's own forward (Falcon's, for one) adds nothing to the product."""
+    """Tell whether a subclass of `nn.Linear` with its own forward, such as Falcon's, computes
+    x Wᵀ + b, by running it on one input.
+    """
     weight = layer.weight
     x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device)
     x = x.view(2, -1)
     try:
         y = type(layer).forward(layer, x)
-    except (TypeError, RuntimeError):  # it wants more than one tensor
+    except (TypeError, RuntimeError):  # it takes more than one tensor
         return False
-    expected = plain_linear(layer, x)
-    close = 1e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    expected = linear_product(layer, x)
+    tolerance = 1e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
     if not isinstance(y, Tensor) or y.shape != expected.shape:
         return False
-    return torch.allclose(y, expected, rtol=close, atol=close * float(expected.abs().max()))
+    largest = float(expected.abs().max())
+    return torch.allclose(y, expected, rtol=tolerance, atol=tolerance * largest)
 
 
-def _stays(parameter: object) -> bool:
+def _stays_unquantized(parameter: object) -> bool:
+    """Tell whether a parameter's declared role says that it is never quantized."""
     role = role_of(parameter) if isinstance(parameter, Tensor) else None
     return role is not None and not role.quantized
 
 
-def _refuse_matrices(name: str, module: nn.Module) -> None:
+def _refuse_unknown_matrices(name: str, module: nn.Module) -> None:
+    """Raise `WakefulError` if a module that is not a linear layer has a matrix of its own, unless
+    the matrix is declared to stay unquantized.
+    """
     for parameter_name, parameter in module.named_parameters(recurse=False):
-        if parameter.ndim < 2 or _stays(parameter):
+        if parameter.ndim < 2 or _stays_unquantized(parameter):
             continue
         groups = f" of {module.groups} groups" if isinstance(module, nn.Conv1d) else ""
-        cure = f"; leave it as it is with --skip {name}" if name else ""
+        advice = f"; leave it as it is with --skip {name}" if name else ""
         raise WakefulError(
             f"{name or 'the model'} is a {type(module).__name__}{groups}, whose {parameter_name} "
-            f"{tuple(parameter.shape)} cannot be quantized{cure}"
+            f"{tuple(parameter.shape)} cannot be quantized{advice}"
         )
 
 
-def exchanged(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
-    """Return a copy with layers exchanged by identity; parameters and buffers are shared."""
-    copied = with_modules(model, replaced)
-    padded = any(
-        layer.sees_padding for layer in replaced.values() if isinstance(layer, QuantizedLinear)
+def replace_layers(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
+    """Return a copy of a model with some layers replaced; parameters and buffers are shared.
+
+    `replacements` holds the new layers by the `id` of those that they replace.
+    """
+    copied = with_modules(model, replacements)
+    padding_matters = any(
+        layer.depends_on_padding
+        for layer in replacements.values()
+        if isinstance(layer, QuantizedLinear)
     )
-    return by_sequence(copied) if padded and not isinstance(copied, Decoder) else copied
+    if padding_matters and not isinstance(copied, Decoder):
+        return track_batch_shape(copied)
+    return copied

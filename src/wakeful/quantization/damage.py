@@ -1,4 +1,4 @@
-"""Damage of quantization: figures of every scheme, kurtosis as a predictor, a verdict."""
+"""Damage of quantization: figures of every scheme, kurtosis as a predictor, and a grade."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,22 +21,24 @@ from wakeful.quantization.measure import Measurement
 from wakeful.quantization.schemes import Scheme
 
 HARMLESS, SEVERE = 0.02, 0.18
-"""Nats per token: a loss increase up to the first (perplexity rises by 2%) is called harmless, one
-from the second on (by a fifth) severe."""
+"""Loss increases in nats per token: up to `HARMLESS` (perplexity rises by 2%) the damage is called
+harmless, from `SEVERE` on (perplexity rises by a fifth) severe."""
 GRADES: Mapping[Level, str] = {
     "good": "harmless", "mixed": "some damage", "bad": "severe damage", "unsure": "not resolved"
 }  # fmt: skip
-_WORST = 8
+_NUM_WORST = 8
 """Number of the worst layers that the page lists."""
-_STRONG = 0.5
-"""From this rank correlation on, kurtosis is said to predict the damage."""
-_FEW = 5
-"""Fewer models than these cannot show a rank correlation: four in order may be chance (1 in 12)."""
+_STRONG_CORRELATION = 0.5
+"""Least rank correlation from which kurtosis is said to predict the damage."""
+_MIN_MODELS = 5
+"""Least number of models for a rank correlation: four in order may be chance (1 in 12)."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A measurement with what it is about: schemes and sizes by name, in the order asked."""
+    """A measurement of quantized models, with their schemes and sizes by scheme name, in the order
+    in which they were asked for.
+    """
 
     measurement: Measurement
     schemes: dict[str, Scheme]
@@ -45,15 +47,16 @@ class Damage:
     seconds: dict[str, float]
     """Seconds of quantizing, calibration included."""
     parameters: int = 0
-    """Of the model before, each counted once."""
+    """Number of the full-precision model's parameters, shared ones counted once."""
     savable: tuple[str, ...] = ()
-    """The schemes, measured or w8a8, under which the model can be saved as compressed-tensors."""
+    """Those of the schemes, and w8a8, that the model can be saved in as compressed-tensors."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
-    """Return one row a scheme and sequence: model, tokens, nll and kl, both sums in nats.
+    """Return a table of losses with one row per scheme and sequence.
 
-    The scheme "" is the full-precision model.
+    Columns: model, scheme ("" for the full-precision model), sequence, tokens, and the sums over
+    tokens nll and kl, in nats.
     """
     counts = damage.measurement.counts
     frames = [
@@ -75,40 +78,49 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
 def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataFrame:
     """Return every layer's relative error under a scheme, beside its input's kurtosis.
 
-    Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest. Null is what
-    is not finite: the error of an output that is all zero, the kurtosis of such an input.
+    `position` is "first", "rest" or "all": the tokens of a sequence that the error is of. Columns:
+    module, layer, kind, value (the error), standard_error, kurtosis_first, kurtosis_rest. A figure
+    that is not finite is null: the error of an output that is all zero, the kurtosis of such an
+    input.
     """
     rows = damage.measurement.layers
     errors = rows.filter(scheme=scheme, metric="relative_error", position=position)
     errors = errors.select("module", "layer", "kind", "value", "standard_error")
     for part in ("first", "rest"):
-        shape = rows.filter(metric="input_kurtosis", position=part)
-        shape = shape.select("module", pl.col("value").alias(f"kurtosis_{part}"))
-        errors = errors.join(shape, on="module", how="left", maintain_order="left")
+        kurtosis = rows.filter(metric="input_kurtosis", position=part)
+        kurtosis = kurtosis.select("module", pl.col("value").alias(f"kurtosis_{part}"))
+        errors = errors.join(kurtosis, on="module", how="left", maintain_order="left")
     figures = pl.selectors.float()
     return errors.with_columns(pl.when(figures.is_finite()).then(figures))
 
 
 def _mean_kurtosis(damage: Damage, position: str) -> float | None:
-    """Return the mean over blocks' outputs; None where it is not finite."""
+    """Return the mean over blocks of the kurtosis of their outputs at a position ("first" or
+    "rest"); None where it is not finite.
+    """
     rows = damage.measurement.layers.filter(metric="kurtosis", position=position, kind="block")
     return finite_or_none(mean_over_layers(rows))
 
 
-def named(name: str, estimate: Estimate) -> dict[str, float | None]:
-    """Return a figure and its standard error by their names; what is not finite is null."""
+def estimate_fields(name: str, estimate: Estimate) -> dict[str, float | None]:
+    """Return an estimate as two fields, `name` and `name_standard_error`; a number that is not
+    finite becomes None.
+    """
     value, error = estimate
     return {name: finite_or_none(value), f"{name}_standard_error": finite_or_none(error)}
 
 
 def damage_summary(damage: Damage) -> dict[str, Any]:
-    """Return the figures of every scheme; an error that one sequence cannot give is null."""
+    """Return a model's figures, and those of every scheme under "schemes", for summary.json.
+
+    A standard error is None where there is one sequence only.
+    """
     measurement = damage.measurement
     return {
         "model": measurement.name,
         "sequences": len(measurement.counts),
         "tokens": sum(measurement.counts),
-        **named("perplexity", measurement.perplexity()),
+        **estimate_fields("perplexity", measurement.perplexity()),
         "parameters": damage.parameters,
         "bytes": damage.full_bytes,
         **{
@@ -116,24 +128,24 @@ def damage_summary(damage: Damage) -> dict[str, Any]:
             for position in ("first", "rest")
         },
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
-        "kurtosis_predicts": predicts([damage]),
+        "kurtosis_predicts": describe_prediction([damage]),
     }
 
 
 def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
-    """Return one scheme's figures."""
+    """Return one scheme's figures by name: losses, bytes, errors of layers and seconds."""
     measurement, scheme = damage.measurement, damage.schemes[name]
     errors = layer_errors(damage, name)
     rows = errors.sort("value", descending=True, nulls_last=True).to_dicts()
-    worst = rows[0] if rows else dict.fromkeys(errors.columns)  # of a cache alone, no layer is
+    worst = rows[0] if rows else dict.fromkeys(errors.columns)  # a cache alone quantizes no layer
     return {
         "scheme": name,
         "definition": scheme.definition,
         "scales": scheme.scales,
-        **named("perplexity", measurement.perplexity(name)),
-        **named("increase", measurement.increase(name)),
-        **named("loss_increase", measurement.loss_increase(name)),
-        **named("kl", measurement.divergence(name)),
+        **estimate_fields("perplexity", measurement.perplexity(name)),
+        **estimate_fields("increase", measurement.perplexity_increase(name)),
+        **estimate_fields("loss_increase", measurement.loss_increase(name)),
+        **estimate_fields("kl", measurement.divergence(name)),
         "ratio": finite_or_none(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
         "bytes": damage.bytes[name],
         "bytes_ratio": damage.bytes[name] / damage.full_bytes,
@@ -142,35 +154,41 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         "worst_layer": worst["module"],
         "worst_layer_kurtosis_first": worst["kurtosis_first"],
         "worst_layer_kurtosis_rest": worst["kurtosis_rest"],
-        "error_follows_kurtosis": follows(errors, "kurtosis_rest"),
+        "error_follows_kurtosis": rank_correlation(errors, "kurtosis_rest"),
         "quantize_seconds": damage.seconds[name],
         "read_seconds": measurement.schemes[name].seconds,
     }
 
 
-def follows(errors: pl.DataFrame, shape: str) -> float | None:
-    """Return Spearman's ρ between `value` and a column; None for fewer than three rows."""
-    finite_rows = _finite_rows(errors, shape)
-    if len(finite_rows) < 3:
+def rank_correlation(rows: pl.DataFrame, column: str) -> float | None:
+    """Return Spearman's ρ between the column `value` and another; None for fewer than three rows.
+
+    Rows in which one of the two is not finite are left out.
+    """
+    rows = _finite_rows(rows, column)
+    if len(rows) < 3:
         return None
-    return finite_or_none(finite_rows.select(pl.corr("value", shape, method="spearman")).item())
+    return finite_or_none(rows.select(pl.corr("value", column, method="spearman")).item())
 
 
-def _finite_rows(errors: pl.DataFrame, shape: str) -> pl.DataFrame:
-    return errors.filter(pl.col("value").is_finite() & pl.col(shape).is_finite())
+def _finite_rows(rows: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return the rows in which both `value` and the other column are finite."""
+    return rows.filter(pl.col("value").is_finite() & pl.col(column).is_finite())
 
 
-def over_layers(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
-    """Return `layer_errors` of several models one after another."""
+def layer_errors_of_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
+    """Return the table `layer_errors` of several models under one scheme, joined, with the column
+    model.
+    """
     return pl.concat(
         layer_errors(damage, scheme).with_columns(model=pl.lit(damage.measurement.name))
         for damage in damages
     )
 
 
-def over_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
-    """Return each model's loss increase as `value`, and its `kurtosis_rest`: of all but the first
-    token, the mean over blocks.
+def loss_increases_of_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
+    """Return a table with one row per model: its loss increase under a scheme (`value`) and its
+    kurtosis (`kurtosis_rest`), the mean over blocks at all but the first token.
     """
     return pl.DataFrame(
         {
@@ -181,78 +199,91 @@ def over_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
     )
 
 
-def predicts(damages: Sequence[Damage]) -> str:
-    """Say whether kurtosis predicts the damage: over all layers, and over models.
+def describe_prediction(damages: Sequence[Damage]) -> str:
+    """Return a sentence on whether kurtosis predicts the damage, over layers and over models.
 
-    It does where Spearman's ρ is at least 0.5 and its t, ρ√((n − 2)/(1 − ρ²)), beyond the 97.5%
-    quantile; weakly where the latter alone holds.
+    It predicts where Spearman's ρ is at least 0.5 and significant: its t, ρ√((n − 2)/(1 − ρ²)),
+    beyond the 97.5% quantile. It predicts weakly where ρ is significant but smaller.
     """
     schemes = list(damages[0].schemes)
-    layers = {name: over_layers(damages, name) for name in schemes}
-    text = _sentence("Over layers, the kurtosis of a layer's input", "its error", layers)
+    layers = {name: layer_errors_of_models(damages, name) for name in schemes}
+    text = _correlation_sentence(
+        "Over layers, the kurtosis of a layer's input", "its error", layers
+    )
     if len(damages) == 1:
         return text
-    if len(damages) < _FEW:
-        return f"{text} {len(damages)} models are too few to tell: it takes {_FEW}."
-    models = {name: over_models(damages, name) for name in schemes}
-    more = _sentence(
-        f"Over {len(damages)} models, the mean kurtosis of blocks' outputs",
-        "the loss increase",
-        models,
-    )
-    return f"{text} {more}"
+    if len(damages) < _MIN_MODELS:
+        return f"{text} {len(damages)} models are too few to tell: it takes {_MIN_MODELS}."
+    models = {name: loss_increases_of_models(damages, name) for name in schemes}
+    predictor = f"Over {len(damages)} models, the mean kurtosis of blocks' outputs"
+    return f"{text} {_correlation_sentence(predictor, 'the loss increase', models)}"
 
 
-def _sentence(predictor: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str:
-    groups: dict[str, list[str]] = {"predicts": [], "weakly predicts": [], "does not predict": []}
+def _correlation_sentence(predictor: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str:
+    """Return a sentence on how well kurtosis predicts the damage under each scheme.
+
+    `predictor` and `damage` are the two figures in words; `frames` holds, by scheme, a table of
+    both in the columns `kurtosis_rest` and `value`.
+    """
+    schemes_by_verb: dict[str, list[str]] = {
+        "predicts": [], "weakly predicts": [], "does not predict": []
+    }  # fmt: skip
     for name, frame in frames.items():
-        rho = follows(frame, "kurtosis_rest")
+        rho = rank_correlation(frame, "kurtosis_rest")
         if rho is not None:
             count = len(_finite_rows(frame, "kurtosis_rest"))
-            groups[_strength(rho, count)].append(f"{name} (ρ = {rho:+.2f})")
+            verb = _prediction_strength(rho, count)
+            schemes_by_verb[verb].append(f"{name} (ρ = {rho:+.2f})")
     clauses = [
-        f"{verb} {damage} under {', '.join(names)}" for verb, names in groups.items() if names
+        f"{verb} {damage} under {', '.join(schemes)}"
+        for verb, schemes in schemes_by_verb.items()
+        if schemes
     ]
     if not clauses:
         return f"{predictor} and {damage} cannot be correlated."
     return f"{predictor} {'; it '.join(clauses)}.".replace("-", "−")
 
 
-def _strength(rho: float, count: int) -> str:
-    away = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho**2))
-    if rho <= 0 or away < student_quantile(count - 2):
+def _prediction_strength(rho: float, count: int) -> str:
+    """Return in words how well a figure predicts another, from Spearman's ρ over `count` pairs."""
+    t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho**2))
+    if rho <= 0 or t < student_quantile(count - 2):
         return "does not predict"
-    return "predicts" if rho >= _STRONG else "weakly predicts"
+    return "predicts" if rho >= _STRONG_CORRELATION else "weakly predicts"
 
 
 def damage_findings(damage: Damage) -> list[Finding]:
-    """Return the verdict on each scheme."""
+    """Return one finding per scheme: how much it harms the model, with figures and a
+    description.
+    """
     return [
-        Finding(name, *_grade_and_words(damage, name), describe(scheme))
+        Finding(name, *_grade_and_explain(damage, name), describe_scheme(scheme))
         for name, scheme in damage.schemes.items()
     ]
 
 
-def grade(damage: Damage, name: str) -> Level:
-    """Return how much a scheme harms the model; "unsure" where the 95% interval (Student's t) of
-    the loss increase holds zero and reaches past what is harmless.
+def grade_damage(damage: Damage, name: str) -> Level:
+    """Return how much a scheme harms the model: "good", "mixed", "bad" or "unsure".
+
+    It is "unsure" where the 95% interval (Student's t) of the loss increase includes zero and
+    reaches beyond `HARMLESS`.
     """
     loss, error = damage.measurement.loss_increase(name)
     if finite_or_none(loss) is None:
         return "bad"
-    far = (
-        interval_half_width(error, len(damage.measurement.counts))
-        if finite_or_none(error) is not None
-        else math.inf
-    )
-    if abs(loss) <= far and loss + far > HARMLESS:
+    radius = math.inf
+    if finite_or_none(error) is not None:
+        radius = interval_half_width(error, len(damage.measurement.counts))
+    if abs(loss) <= radius and loss + radius > HARMLESS:
         return "unsure"
     return "good" if loss <= HARMLESS else "bad" if loss >= SEVERE else "mixed"
 
 
-def _grade_and_words(damage: Damage, name: str) -> tuple[Level, str]:
-    """Return the grade and the words of a scheme's finding."""
-    figures, level = scheme_figures(damage, name), grade(damage, name)
+def _grade_and_explain(damage: Damage, name: str) -> tuple[Level, str]:
+    """Return a scheme's grade and the sentences that justify it: the loss change and the worst
+    layer.
+    """
+    figures, level = scheme_figures(damage, name), grade_damage(damage, name)
     loss, after = figures["loss_increase"], figures["perplexity"]
     if loss is None or after is None:
         return "bad", "The quantized model's loss is not finite."
@@ -261,10 +292,10 @@ def _grade_and_words(damage: Damage, name: str) -> tuple[Level, str]:
     error = figures["loss_increase_standard_error"]
     change = f"{format_interval(loss, error, count, '+')} nats per token"
     change += "" if error is None else ", ± its 95% interval,"
-    doubt = ", which so little text cannot tell from zero" if level == "unsure" else ""
+    doubt = ", too little text to tell it from zero" if level == "unsure" else ""
     layers = "No layer's weights change."
     if figures["worst_layer"]:
-        layers = "No layer's relative error is known."
+        layers = "No layer's relative error is finite."
     if figures["layer_error_worst"] is not None:
         layers = (
             f"The worst layer, {figures['worst_layer']}, is off by "
@@ -278,8 +309,8 @@ def _grade_and_words(damage: Damage, name: str) -> tuple[Level, str]:
     )
 
 
-def describe(scheme: Scheme) -> str:
-    """Return a scheme in plain words."""
+def describe_scheme(scheme: Scheme) -> str:
+    """Return a sentence that says which tensors a scheme quantizes to which number format."""
     parts = [(part, grid) for part, grid in scheme.activations]
     if scheme.weights is not None:
         parts.insert(0, ("weights", scheme.weights))
@@ -290,17 +321,23 @@ def describe(scheme: Scheme) -> str:
         descriptions.append(scheme.cache.description.format("keys and values") + head)
     if scheme.method is not None:
         descriptions.append(f"by {scheme.method}")
-    rest = "activations in full precision"
+    activations = "activations in full precision"
     if scheme.activations:
-        rest = f"{scheme.scales} activation scales"
+        activations = f"{scheme.scales} activation scales"
     emulated = ", emulated" if scheme.emulated or scheme.cache else ""
-    return f"{', '.join(descriptions)}; {rest}{emulated}."
+    return f"{', '.join(descriptions)}; {activations}{emulated}."
 
 
 def worst_layers(damage: Damage, name: str) -> list[dict[str, Any]]:
-    """Return the layers whose error is the largest, with it at the first token and at the rest."""
+    """Return the layers with the largest relative error under a scheme, the largest first.
+
+    Each is a row of `layer_errors`, with its errors at the first token and at the rest as `first`
+    and `rest`.
+    """
     errors = layer_errors(damage, name)
     for position in ("first", "rest"):
-        alone = layer_errors(damage, name, position).select("module", **{position: "value"})
-        errors = errors.join(alone, on="module", how="left")
-    return errors.sort("value", descending=True, nulls_last=True).head(_WORST).to_dicts()
+        at_position = layer_errors(damage, name, position)
+        at_position = at_position.select("module", pl.col("value").alias(position))
+        errors = errors.join(at_position, on="module", how="left")
+    errors = errors.sort("value", descending=True, nulls_last=True)
+    return errors.head(_NUM_WORST).to_dicts()

@@ -1,7 +1,7 @@
-"""Time that quantizing and measuring take, from one forward of the model and a layer of each shape.
+"""Estimated seconds of quantizing and measuring, from one forward pass and a layer of each shape.
 
-A forward of few tokens is timed rather than predicted: on one thread of an AMD EPYC SmolLM2 reaches
-half as much again of a matrix product's speed as models do in the mean.
+A forward pass over few tokens is timed, not predicted: on one thread of an AMD EPYC SmolLM2 reaches
+1.5 times the share of a matrix product's speed that models reach on average.
 """
 
 import time
@@ -14,45 +14,51 @@ from torch import Tensor, nn
 
 from wakeful.device import synchronize
 from wakeful.probes.running import first_target, logits_of
-from wakeful.quantization.formats import fits
-from wakeful.quantization.linear import matrix, quantized_forms
+from wakeful.quantization.formats import scheme_fits
+from wakeful.quantization.linear import quantize_layer_with_schemes, weight_and_bias
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.schemes.methods import InputStatistics, Readers
 
 _TOKENS = 128
-"""Tokens of the forward that is timed."""
+"""Tokens of the forward pass that is timed."""
 _SECONDS_TO_MEASURE = 5.0
 
 
 @torch.inference_mode()
-def forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> float:
-    """Return about how long a forward over one sequence takes, by one over its first tokens."""
-    few = tokens[:, : first_target(model) + _TOKENS]
-    logits_of(model, few[:, : first_target(model) + 1])  # what a first call builds
-    start = time.perf_counter()
-    logits_of(model, few)
-    synchronize(tokens.device)
-    return (time.perf_counter() - start) * tokens.shape[1] / few.shape[1]
+def measure_forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> float:
+    """Estimate how long a forward pass over one sequence takes, by timing one over its beginning.
 
-
-def rounding_seconds(layers: Mapping[str, nn.Module], schemes: Mapping[str, Scheme]) -> float:
-    """Return about how long it takes to round layers in all formats, text aside.
-
-    One layer of each shape is rounded, the smallest first, for a few seconds in all; larger ones
-    are taken to need N·K² as much.
+    A shorter pass comes first, so that one-time work of a first call is not timed.
     """
-    shapes = Counter(tuple(matrix(layer)[0].shape) for layer in layers.values())
-    by_shape = {tuple(matrix(layer)[0].shape): layer for layer in layers.values()}
+    start_of_text = tokens[:, : first_target(model) + _TOKENS]
+    logits_of(model, start_of_text[:, : first_target(model) + 1])
+    start = time.perf_counter()
+    logits_of(model, start_of_text)
+    synchronize(tokens.device)
+    return (time.perf_counter() - start) * tokens.shape[1] / start_of_text.shape[1]
+
+
+def estimate_rounding_seconds(
+    layers: Mapping[str, nn.Module], schemes: Mapping[str, Scheme]
+) -> float:
+    """Estimate how long rounding all layers in all schemes takes, without running the text.
+
+    One layer (N, K) of each shape is rounded and timed, the smallest first, for a few seconds in
+    all; the time of larger shapes is extrapolated in proportion to N·K².
+    """
+    counts = Counter(tuple(weight_and_bias(layer)[0].shape) for layer in layers.values())
+    by_shape = {tuple(weight_and_bias(layer)[0].shape): layer for layer in layers.values()}
     total, spent, rate = 0.0, 0.0, 0.0
-    for height, width in sorted(shapes, key=lambda shape: shape[0] * shape[1] ** 2):
+    for height, width in sorted(counts, key=lambda shape: shape[0] * shape[1] ** 2):
         if spent < _SECONDS_TO_MEASURE:
             layer = by_shape[height, width]
             start = time.perf_counter()
-            top = matrix(layer)[0].new_ones(width)
-            statistics = InputStatistics(top, 0.0, top.diag(), Readers(top))
-            fitting = [scheme for scheme in schemes.values() if fits(layer, scheme)]
-            quantized_forms(layer, fitting, "integer", statistics)
+            ones = weight_and_bias(layer)[0].new_ones(width)
+            statistics = InputStatistics(ones, 0.0, ones.diag(), Readers(ones))
+            fitting = [scheme for scheme in schemes.values() if scheme_fits(layer, scheme)]
+            quantize_layer_with_schemes(layer, fitting, "integer", statistics)
             seconds = time.perf_counter() - start
-            spent, rate = spent + seconds, seconds / (height * width**2)
-        total += shapes[height, width] * rate * height * width**2
+            spent += seconds
+            rate = seconds / (height * width**2)
+        total += counts[height, width] * rate * height * width**2
     return total

@@ -1,6 +1,6 @@
-"""A model's layers in one or several formats, rounded by what calibration text shows of them.
+"""Quantization of a model's layers to one or several formats, with calibration text.
 
-Text is read once for all formats that round by the same method. The model stays as it is.
+Text is read once for all formats of the same method. The model stays unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,33 +13,40 @@ from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
 from wakeful.probes.experts import put
 from wakeful.quantization.arithmetic import Arithmetic
-from wakeful.quantization.layerwise import fit, portions
-from wakeful.quantization.linear import QuantizedLinear, divisor_of, matrix, quantized_forms
+from wakeful.quantization.calibration import collect_statistics
+from wakeful.quantization.layerwise import layers_by_block, products_fit_memory
+from wakeful.quantization.linear import (
+    QuantizedLinear,
+    layer_divisor,
+    quantize_layer_with_schemes,
+    weight_and_bias,
+)
 from wakeful.quantization.norm_readers import readers_of_norms, readers_of_tensors
-from wakeful.quantization.observing import observe
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.schemes.methods import InputStatistics
-from wakeful.quantization.weighing import token_weights
+from wakeful.quantization.token_weights import TokenWeights, compute_token_weights
 from wakeful.terminal.display import OnProgress, ignore_progress
 
-Formats = dict[str, dict[str, QuantizedLinear]]
-"""The quantized form of each layer, by the names of formats and layers."""
+LayersByFormat = dict[str, dict[str, QuantizedLinear]]
+"""Quantized layers, by the name of the format and the name of the layer."""
 
 
-def fits(layer: nn.Module, scheme: Scheme) -> bool:
-    """Tell whether a layer's inputs are whole groups of a format."""
-    return scheme.weights is not None and scheme.weights.divides(matrix(layer)[0].shape[1])
+def scheme_fits(layer: nn.Module, scheme: Scheme) -> bool:
+    """Tell whether a layer's input channels are a whole number of the scheme's groups."""
+    return scheme.weights is not None and scheme.weights.has_whole_groups(
+        weight_and_bias(layer)[0].shape[1]
+    )
 
 
-def format_bytes(scheme: Scheme, rows: int, columns: int) -> int:
-    """Return the bytes that the numbers and scales of a matrix take in a file."""
+def matrix_bytes(scheme: Scheme, rows: int, columns: int) -> int:
+    """Return the bytes that a weight's codes and scales take in a file."""
     grid = scheme.weights
     assert grid is not None
-    shared = rows if grid.per == "channel" else 1
-    scales = rows * -(-columns // grid.group) if grid.group else shared
-    size = rows * -(-columns * grid.stored_bits // 8) + scales * grid.scale_type.itemsize
-    size += 0 if grid.symmetric else 4 * scales
-    size += 4 * shared if grid.two_scales else 0
+    num_outer_scales = rows if grid.per == "channel" else 1
+    num_scales = rows * -(-columns // grid.group) if grid.group else num_outer_scales
+    size = rows * -(-columns * grid.stored_bits // 8) + num_scales * grid.scale_type.itemsize
+    size += 0 if grid.symmetric else 4 * num_scales  # zero points
+    size += 4 * num_outer_scales if grid.two_scales else 0
     return size + 4 * (scheme.scales == "static")
 
 
@@ -52,32 +59,33 @@ def quantize_layers(
     arithmetic: Arithmetic = "integer",
     whole_groups: bool = False,
     on_progress: OnProgress = ignore_progress,
-) -> Formats:
-    """Return the layers of a model under each of several schemes; with `whole_groups` those alone
-    that a scheme `fits`.
+) -> LayersByFormat:
+    """Return a model's layers quantized under each of several schemes, by scheme and layer name.
 
-    What is rounded by a method sees the model in full precision, or by a sequential one, of which
-    there is one scheme at a time, the blocks before as they are quantized.
+    `text` holds calibration token ids (B, L), read once for all schemes of one method. Methods see
+    the inputs of the full-precision model; a sequential method, which allows one scheme only, sees
+    those of the model whose earlier blocks are quantized. With `whole_groups`, a layer whose width
+    is no multiple of a scheme's groups is left out.
     """
-    formats: dict[str, dict[str, QuantizedLinear]] = {name: {} for name in schemes}
+    formats: LayersByFormat = {name: {} for name in schemes}
     by_method: dict[str, dict[str, Scheme]] = {}
     for name, scheme in schemes.items():
         by_method.setdefault(str(scheme.method), {})[name] = scheme
-    done, count = 0, len(by_method) * len(layers)
+    done, total = 0, len(by_method) * len(layers)
     with evaluating(model):
-        for part in by_method.values():
-            rounding = _Rounding(model, layers, part, text, arithmetic, whole_groups)
-            for layer_name, forms in rounding.forms():
-                for name, form in forms.items():
-                    formats[name][layer_name] = form
+        for method_schemes in by_method.values():
+            rounding = _LayerRounding(model, layers, method_schemes, text, arithmetic, whole_groups)
+            for layer_name, quantized in rounding.quantize_all():
+                for name, layer in quantized.items():
+                    formats[name][layer_name] = layer
                 done += 1
-                on_progress(done, count)
+                on_progress(done, total)
     return formats
 
 
 @dataclass(frozen=True, eq=False)
-class _Rounding:
-    """Rounding of layers under schemes of one method."""
+class _LayerRounding:
+    """Rounding of a model's layers under one or several schemes of one method."""
 
     model: nn.Module
     layers: Mapping[str, nn.Module]
@@ -86,77 +94,95 @@ class _Rounding:
     arithmetic: Arithmetic
     whole_groups: bool
 
-    def forms(self) -> Iterator[tuple[str, dict[str, QuantizedLinear]]]:
-        """Yield each layer's name with its forms; the model is as it was when that is done."""
-        model, layers = self.model, self.layers
-        first = next(iter(self.schemes.values()))
-        method, static = first.rounding, any(each.scales == "static" for each in self._schemes)
+    def quantize_all(self) -> Iterator[tuple[str, dict[str, QuantizedLinear]]]:
+        """Yield each layer's name with its quantized copies by scheme name.
+
+        A sequential method puts them into the model for a while; at the end it is as before.
+        """
+        model, layers, method = self.model, self.layers, self._scheme_list[0].rounding
         if method.sequential and len(self.schemes) > 1:
             raise WakefulError(f"{method} rounds block after block, one format at a time")
-        weights, parts = None, iter([dict(layers)])
-        weighs = method.weighs_tokens and not method.sequential and fit(layers)
-        if method.needs_products:
-            if method.weighs_tokens and not weighs:
-                weights = token_weights(model, layers, self.text)
-            parts = portions(model, layers, self.text, follows=method.sequential)
-        of_norms = {
-            name for names in (readers_of_norms(model).values() if method.norms else ())
-            for name in names
-        }  # fmt: skip
-        beside = self._beside()
+        token_weights = None
+        layer_groups = iter([dict(layers)])
+        weighs_in_pass = (
+            method.weighs_tokens and not method.sequential and products_fit_memory(layers)
+        )
+        if method.needs_gram:
+            if method.weighs_tokens and not weighs_in_pass:
+                token_weights = compute_token_weights(model, layers, self.text)
+            layer_groups = layers_by_block(model, layers, self.text, rerun_blocks=method.sequential)
+        norm_readers: set[str] = set()
+        if method.norms:
+            norm_readers.update(*readers_of_norms(model).values())
+        sharing = self._layers_sharing_outer_scale()
         try:
-            for part in parts:
-                statistics: dict[str, InputStatistics] = {}
-                if static or first.method is not None:
-                    statistics = observe(
-                        model, part, self.text, weights=weights, weighs=weighs,
-                        products=method.needs_products,
-                        outputs=static and any(each.outputs for each in self._schemes),
-                    )  # fmt: skip
-                for name, seen in statistics.items():
-                    seen.of_norm = not method.norms or name in of_norms
-                exchanged: dict[str, nn.Module] = {}
-                for name, layer in part.items():
-                    largest = self._largest(beside.get(name, ()), statistics)
-                    forms = self._forms(layer, statistics.get(name), largest)
-                    exchanged[name] = next(iter(forms.values()), layer)
-                    yield name, forms
+            for group in layer_groups:
+                statistics = self._collect_statistics(group, token_weights, weighs_in_pass)
+                for name, layer_statistics in statistics.items():
+                    layer_statistics.reads_norm = not method.norms or name in norm_readers
+                replacements: dict[str, nn.Module] = {}
+                for name, layer in group.items():
+                    max_weight = self._shared_max_weight(sharing.get(name, ()), statistics)
+                    quantized = self._quantize_layer(layer, statistics.get(name), max_weight)
+                    replacements[name] = next(iter(quantized.values()), layer)
+                    yield name, quantized
                 if method.sequential:
-                    put(model, exchanged)
+                    put(model, replacements)
         finally:
             put(model, layers)
 
     @property
-    def _schemes(self) -> list[Scheme]:
+    def _scheme_list(self) -> list[Scheme]:
         return list(self.schemes.values())
 
-    def _forms(
-        self, layer: nn.Module, statistics: InputStatistics | None, largest: Tensor | None
+    def _collect_statistics(
+        self, layers: dict[str, nn.Module], weights: TokenWeights | None, weighs_in_pass: bool
+    ) -> dict[str, InputStatistics]:
+        """Return what the schemes need to know of calibration text at some layers, if anything."""
+        schemes = self._scheme_list
+        static = any(scheme.scales == "static" for scheme in schemes)
+        if not static and schemes[0].method is None:
+            return {}
+        return collect_statistics(
+            self.model, layers, self.text, weights=weights, weighs_in_pass=weighs_in_pass,
+            gram=schemes[0].rounding.needs_gram,
+            outputs=static and any(scheme.outputs for scheme in schemes),
+        )  # fmt: skip
+
+    def _quantize_layer(
+        self, layer: nn.Module, statistics: InputStatistics | None, max_weight: Tensor | None
     ) -> dict[str, QuantizedLinear]:
-        """Return a layer's forms by the names of schemes."""
+        """Return a layer quantized under each scheme that fits it, by scheme name."""
         schemes = {
             name: scheme for name, scheme in self.schemes.items()
-            if not self.whole_groups or fits(layer, scheme)
+            if not self.whole_groups or scheme_fits(layer, scheme)
         }  # fmt: skip
-        values = list(schemes.values())
-        forms = quantized_forms(layer, values, self.arithmetic, statistics, largest)
-        return dict(zip(schemes, forms, strict=True))
+        quantized = quantize_layer_with_schemes(
+            layer, list(schemes.values()), self.arithmetic, statistics, max_weight
+        )
+        return dict(zip(schemes, quantized, strict=True))
 
-    def _beside(self) -> dict[str, list[str]]:
-        """Return the layers that share a scale with each, where a format has such."""
-        grids = [scheme.weights for scheme in self._schemes]
+    def _layers_sharing_outer_scale(self) -> dict[str, list[str]]:
+        """Return for each layer the names of all that read the same tensor, itself included.
+
+        They share an outer scale; empty where no scheme has an outer scale per tensor.
+        """
+        grids = [scheme.weights for scheme in self._scheme_list]
         if not any(grid and grid.two_scales and grid.per == "tensor" for grid in grids):
             return {}
         return {name: names for names in readers_of_tensors(self.model) for name in names}
 
-    def _largest(
+    def _shared_max_weight(
         self, names: Sequence[str], statistics: Mapping[str, InputStatistics]
     ) -> Tensor | None:
-        """Return the largest |W| of layers that share a scale, (1, 1); None of none."""
-        peaks: list[Tensor] = []
+        """Return the largest |W| over several layers as a tensor (1, 1); None if `names` is empty.
+
+        Weights are multiplied by the divisors of their inputs first.
+        """
+        maxima: list[Tensor] = []
         for name in names:
             if name in self.layers:
-                weight = matrix(self.layers[name])[0].detach().float()
-                divisor = divisor_of(self._schemes[0], statistics.get(name))
-                peaks.append((weight if divisor is None else weight * divisor).abs().max())
-        return torch.stack(peaks).max().reshape(1, 1) if peaks else None
+                weight = weight_and_bias(self.layers[name])[0].detach().float()
+                divisor = layer_divisor(self._scheme_list[0], statistics.get(name))
+                maxima.append((weight if divisor is None else weight * divisor).abs().max())
+        return torch.stack(maxima).max().reshape(1, 1) if maxima else None

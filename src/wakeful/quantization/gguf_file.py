@@ -1,4 +1,4 @@
-"""Files of llama.cpp: embeddings among the layers that are quantized, and what is written."""
+"""Files for llama.cpp: quantized layers, embeddings included, written as GGUF."""
 
 import copy
 from collections.abc import Mapping
@@ -19,34 +19,39 @@ from wakeful.runs.run import replace_atomically
 
 
 @dataclass(frozen=True)
-class Table:
-    """An embedding (V, D) and the linear layers whose matrix it is."""
+class EmbeddingTable:
+    """An embedding (V, D) and the output heads that share its weight."""
 
     embedding: nn.Embedding
     heads: tuple[nn.Module, ...]
 
     @cached_property
     def linear(self) -> nn.Linear:
-        """The linear layer of the same matrix."""
-        return _linear_of(self.embedding.weight)  # pyright: ignore[reportArgumentType]
+        """A linear layer whose weight is the embedding's."""
+        return _linear_with_weight(self.embedding.weight)  # pyright: ignore[reportArgumentType]
 
-    def replaced(self, form: QuantizedLinear) -> dict[int, nn.Module]:
-        """Return modules of the dequantized matrix by the ids of those whose place they take."""
-        weight = nn.Parameter(form.dequantized(), requires_grad=False)
+    def replacements(self, quantized: QuantizedLinear) -> dict[int, nn.Module]:
+        """Return an embedding and heads with a dequantized weight, by the `id` of the module that
+        each of them replaces.
+        """
+        weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
         table = nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
-        return {id(self.embedding): table, **{id(head): _linear_of(weight) for head in self.heads}}
+        heads = {id(head): _linear_with_weight(weight) for head in self.heads}
+        return {id(self.embedding): table, **heads}
 
 
-def _linear_of(weight: nn.Parameter) -> nn.Linear:
+def _linear_with_weight(weight: nn.Parameter) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = weight
     return linear
 
 
-def tables_of(decoder: Decoder) -> dict[str, Table]:
-    """Return the embedding of a decoder's tokens by its name."""
+def embedding_tables(decoder: Decoder) -> dict[str, EmbeddingTable]:
+    """Return a decoder's token embedding by its name, with the output head where the two are
+    tied.
+    """
     tied = decoder.head.weight is decoder.embed.weight
-    return {"embed": Table(decoder.embed, (decoder.head,) if tied else ())}
+    return {"embed": EmbeddingTable(decoder.embed, (decoder.head,) if tied else ())}
 
 
 def save_for_llama_cpp(
@@ -58,38 +63,42 @@ def save_for_llama_cpp(
     name: str = "",
     lineage: str = "",
 ) -> None:
-    """Write a decoder with these layers quantized, and all else in float16: as a GGUF file, or to
-    NAME.txt the flags by which llama-quantize gives each matrix the same type.
+    """Write a decoder for llama.cpp: as NAME.gguf, or as NAME.txt the flags of llama-quantize.
+
+    The given `layers` are written quantized, everything else in float16; the flags make
+    llama-quantize give each matrix the same type. `name` and `lineage` go into the file's metadata.
 
     Raises:
-        WakefulError: the file exists or cannot be read back, or no such file holds the decoder.
+        WakefulError: the file exists or cannot be read back, or no such file can hold the model.
     """
     decoder = as_decoder(model)
     if decoder is None:
-        raise WakefulError("a GGUF file holds what our decoder can be, which this model is not")
+        raise WakefulError(
+            "a GGUF file holds models that our decoder can express, and this model is not one"
+        )
     if path.suffix == ".txt":
         types = {f"{name}.weight": f"Q{layer.grid.bits}_0" for name, layer in layers.items()}
         with replace_atomically(path) as part:
             part.write_text(llama_quantize_flags(decoder, types), "utf-8")
         return
-    replaced: dict[int, nn.Module] = {}
-    tables = tables_of(decoder)
+    replacements: dict[int, nn.Module] = {}
+    tables = embedding_tables(decoder)
     for layer_name, layer in layers.items():
         if layer_name in tables:
-            replaced |= tables[layer_name].replaced(layer)
+            replacements |= tables[layer_name].replacements(layer)
             continue
-        own = decoder.get_submodule(layer_name)
-        dense = copy.copy(own)
-        dense._parameters = dict(own._parameters)
-        dense.weight = nn.Parameter(layer.dequantized(), requires_grad=False)
-        replaced[id(own)] = dense
-    steps = {
+        original = decoder.get_submodule(layer_name)
+        dense = copy.copy(original)
+        dense._parameters = dict(original._parameters)
+        dense.weight = nn.Parameter(layer.dequantize(), requires_grad=False)
+        replacements[id(original)] = dense
+    bits_and_scales = {
         f"{layer_name}.weight": (layer.grid.bits, layer.operands.scales.scale)
         for layer_name, layer in layers.items()
     }
-    dequantized = with_modules(decoder, replaced)
+    dequantized = with_modules(decoder, replacements)
     assert isinstance(dequantized, Decoder)
     export_gguf(
         dequantized, path, tokenizer=tokenizer, storage="f16", name=name,
-        lineage=lineage, steps=steps,
+        lineage=lineage, steps=bits_and_scales,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradients of the loss in linear layers' outputs, by one pass forward and back."""
+"""Gradients of the loss in the outputs of linear layers, by one forward and backward pass."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,39 +15,48 @@ from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import first_target, logits_of
-from wakeful.quantization.linear import matrix
+from wakeful.quantization.linear import weight_and_bias
 
 
 @contextmanager
-def output_gradients(
+def capture_output_gradients(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     on_gradient: Callable[[str, int, Float[Tensor, "M N"]], None],
     *,
-    on_rows: Callable[[str, Int[Tensor, "B L"], Float[Tensor, "B L D"]], None] | None = None,
-    labels: torch.Generator | None = None,
+    on_embedding_gradient: Callable[[str, Int[Tensor, "B L"], Float[Tensor, "B L D"]], None]
+    | None = None,
+    label_generator: torch.Generator | None = None,
 ) -> Iterator[Callable[[Int[Tensor, "B L"]], None]]:
-    """Yield what reads sequences forward and back; no parameter gets a gradient.
+    """Yield a function that runs token ids (B, L) forward and back and reports output gradients.
 
-    `on_gradient` is called with a layer's name, the number of the call, and ∂ℓ/∂y of the matrix's
-    output for each of M tokens in at least float32, the last layer first; not with calls that ℓ
-    does not depend on. `on_rows` is called with an embedding's name, its tokens and the gradient of
-    their rows. ℓ is the sum of all predicted tokens' losses: of the text's tokens or, with
-    `labels`, of tokens that the model's own predictions draw.
+    The loss ℓ is summed over all predicted tokens: the text's own or, with `label_generator`,
+    tokens drawn from the model's predictions. No parameter gets a gradient.
+
+    Args:
+        model: the model, with hooks within the context.
+        layers: its linear layers by name.
+        on_gradient: called with a layer's name, the index of the layer's call in this pass, and
+            ∂ℓ/∂(x Wᵀ + b) for each of M tokens in at least float32, the last layer first. Calls
+            that ℓ does not depend on are left out.
+        on_embedding_gradient: called with an embedding's name, its token ids, and the gradient of
+            the embedded tokens.
+        label_generator: random numbers that draw the tokens to predict.
 
     Raises:
         WakefulError: the model has no embedding.
     """
-    starts: list[Tensor] = []
-    tables_read: list[tuple[str, Tensor]] = []
+    embedded: list[Tensor] = []
+    embedding_inputs: list[tuple[str, Tensor]] = []
     calls = Counter[str]()
 
-    def begin(name: str, args: tuple[Any, ...], rows: Tensor) -> Tensor:
-        tables_read.append((name, args[0]))
-        starts.append(rows.detach().requires_grad_())
-        return starts[-1].clone()  # which a model may change in place, as CTRL scales it
+    def start_graph(name: str, args: tuple[Any, ...], rows: Tensor) -> Tensor:
+        """Make an embedding's output the leaf of the graph."""
+        embedding_inputs.append((name, args[0]))
+        embedded.append(rows.detach().requires_grad_())
+        return embedded[-1].clone()  # which a model may change in place, as CTRL scales it
 
-    def follow(name: str, y: Tensor, width: int) -> None:
+    def watch_output(name: str, y: Tensor, width: int) -> None:
         call = calls[name]
         calls[name] += 1
         if y.requires_grad:
@@ -56,38 +65,42 @@ def output_gradients(
             )
 
     def read(tokens: Tensor) -> None:
-        for notes in (starts, tables_read, calls):
-            notes.clear()
+        for records in (embedded, embedding_inputs, calls):
+            records.clear()
         logits = widened(logits_of(model, tokens.clone())[:, first - 1 : -1].flatten(0, 1))
-        if not starts:
+        if not embedded:
             raise WakefulError(
-                f"{type(model).__name__} has no embedding to follow the loss back to: use "
+                f"{type(model).__name__} has no embedding, from which gradients are computed: use "
                 "gptq(weighting='none')"
             )
         targets = tokens[:, first:].flatten()
-        if labels is not None:
-            targets = logits.detach().softmax(-1).multinomial(1, generator=labels).squeeze(1)
+        if label_generator is not None:
+            predictions = logits.detach().softmax(-1)
+            targets = predictions.multinomial(1, generator=label_generator).squeeze(1)
         loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
-        gradients = torch.autograd.grad(loss, starts, allow_unused=True)
-        for (name, ids), gradient in zip(tables_read, gradients, strict=True):
-            if on_rows is not None and gradient is not None:
-                on_rows(name, ids, widened(gradient))
+        gradients = torch.autograd.grad(loss, embedded, allow_unused=True)
+        for (name, ids), gradient in zip(embedding_inputs, gradients, strict=True):
+            if on_embedding_gradient is not None and gradient is not None:
+                on_embedding_gradient(name, ids, widened(gradient))
 
-    tables = {
+    def watch_head_projection(name: str, args: tuple[Any, ...]) -> None:
+        watch_output(name, args[0], head_widths[name])
+
+    def watch_layer(name: str, _: tuple[Any, ...], y: object) -> None:
+        watch_output(name, stream_of(y), stream_of(y).shape[-1])
+
+    embeddings = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)
     }
-    # Heads normalize and turn what their matrix gave.
+    # Our projections into heads normalize and rotate x Wᵀ afterwards: watch what their norm reads.
     norms = {name: module.norm for name, module in layers.items() if isinstance(module, Heads)}
-    widths = {name: matrix(layers[name])[0].shape[0] for name in norms}
-    plain_layers = {name: module for name, module in layers.items() if name not in norms}
+    head_widths = {name: weight_and_bias(layers[name])[0].shape[0] for name in norms}
+    other_layers = {name: module for name, module in layers.items() if name not in norms}
     first = first_target(model)
     with (
-        hooked(tables, after=begin),
-        hooked(norms, before=lambda name, args: follow(name, args[0], widths[name])),
-        hooked(
-            plain_layers,
-            after=lambda name, _, y: follow(name, stream_of(y), stream_of(y).shape[-1]),
-        ),
+        hooked(embeddings, after=start_graph),
+        hooked(norms, before=watch_head_projection),
+        hooked(other_layers, after=watch_layer),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):

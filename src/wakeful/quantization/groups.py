@@ -1,7 +1,7 @@
-"""Layers that an engine multiplies as one matrix, which therefore take one format.
+"""Groups of layers that an engine multiplies as one matrix, and which therefore share a format.
 
 vLLM refuses two schemes within one of its fused layers, and Transformers reads all experts of a
-model by one.
+model in one scheme.
 """
 
 import re
@@ -13,15 +13,15 @@ _FUSED = (
     r"q_a_proj|kv_a_proj_with_mqa",  # DeepSeek's latent attention
     r"in_proj_qkvz|in_proj_ba|in_proj_qkv|in_proj_[zab]",  # gated delta networks
 )
-"""Last parts of names that one engine's matrix holds together, over all families."""
+"""Patterns of the last parts of layers' names that engines join into one matrix, in any family."""
 _EXPERTS = re.compile(r".+\.experts\..+")
 
 
 def fused_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return layers' names in groups of one format each, in the order of their first layers.
+    """Group the names of layers that must share one format, in the order of their first layers.
 
-    They are a block's queries, keys and values; its gate and up; and the experts of all blocks. Any
-    other layer is a group by itself.
+    Such layers are a block's queries, keys and values; its gate and up projections; and the experts
+    of all blocks. Every other layer is a group by itself.
     """
     groups: dict[tuple[str, int], list[str]] = {}
     for name in names:
@@ -29,8 +29,8 @@ def fused_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
         if _EXPERTS.fullmatch(name):
             key = "experts", -1
         else:
-            kinds = (n for n, kind in enumerate(_FUSED) if re.fullmatch(kind, leaf))
-            kind = next(kinds, None)
-            key = (name, -1) if kind is None else (parent, kind)
+            matches = (n for n, pattern in enumerate(_FUSED) if re.fullmatch(pattern, leaf))
+            pattern_index = next(matches, None)
+            key = (name, -1) if pattern_index is None else (parent, pattern_index)
         groups.setdefault(key, []).append(name)
     return [tuple(group) for group in groups.values()]

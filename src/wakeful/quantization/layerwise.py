@@ -1,170 +1,193 @@
-"""A model's blocks, each run over all of a text before the next.
+"""Block-by-block passes: every block of a model reads all of a text before the next block does.
 
-The products XᵀX of all layers' inputs may not fit memory, and a pass over the model for each few of
-them would take as many passes as there are blocks. So every sequence goes through one block, and
-its output waits for the next one's turn.
+The products XᵀX of all layers' inputs may not fit memory, and a pass over the whole model for each
+few layers would take as many passes as there are blocks. So every sequence goes through one block,
+and its output is stored until the next block's turn.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wakeful.probes.running import blocks_of, logits_of, named_blocks
-from wakeful.quantization.linear import matrix
+from wakeful.quantization.linear import weight_and_bias
 
 PRODUCTS = 2**30
-"""Bytes that the products of inputs may take at a time, or one layer's."""
-_PROBED = 8
-"""Tokens on which it is seen whether a block reads what the one before it gave, and no other."""
+"""Bytes that the products XᵀX may take at a time; one layer's may take more."""
+_PROBE_TOKENS = 8
+"""Tokens by which it is checked that every block reads only the output of the block before."""
 
 
-class Enough(Exception):
-    """Raised inside of a model that has run the block that is its turn."""
+class StopForward(Exception):
+    """Raised inside a model's forward pass to end it after the block whose turn it is."""
 
 
-def portions(
+def layers_by_block(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     text: Sequence[Tensor],
     *,
-    follows: bool = False,
+    rerun_blocks: bool = False,
 ) -> Iterator[dict[str, nn.Module]]:
-    """Yield the layers by parts whose XᵀX fit into `PRODUCTS` bytes together.
+    """Yield groups of layers, block by block, whose XᵀX fit into `PRODUCTS` bytes together.
 
-    While a part is out, the model that reads all of `text` in order runs one block and then raises
-    `Enough`. Where its blocks read more than the one before, or all is one part, it runs as ever.
+    Between two yields the caller runs the model over all of `text`, in order. Such a pass computes
+    one block only, from the stored outputs of the block before, and ends with `StopForward`. If the
+    model's blocks do not form a chain, or all layers are one group, passes are ordinary ones.
 
-    With `follows` no part goes past a block, and a block whose layers the caller has exchanged runs
-    again, so that the next ones read what the exchanged ones give.
+    With `rerun_blocks` every group lies within one block, and a block is run again once the caller
+    has replaced its layers, so that later blocks read the outputs of the new layers.
     """
-    several = follows or not fit(layers)
-    walks = several and _walks(model, text[0][:, :_PROBED])
-    by_block = list(_by_block(model, layers)) if walks or follows else [layers]
-    if not walks:
-        for inside in by_block:
-            yield from _parts(inside)
+    several_groups = rerun_blocks or not products_fit_memory(layers)
+    stepwise = several_groups and _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS])
+    blocks = list(_group_by_block(model, layers)) if stepwise or rerun_blocks else [layers]
+    if not stepwise:
+        for block_layers in blocks:
+            yield from _split_by_memory(block_layers)
         return
-    walk = _Walk(list(blocks_of(model)), len(text))
-    for number, inside in enumerate(by_block):
-        with walk.at(number):
-            yield from _parts(inside)
-            if number < len(walk.blocks) and (follows or not inside):
-                walk.run(model, text)
-        walk.advance()
+    runner = _BlockRunner(list(blocks_of(model)), len(text))
+    for index, block_layers in enumerate(blocks):
+        with runner.run_only(index):
+            yield from _split_by_memory(block_layers)
+            if index < len(runner.blocks) and (rerun_blocks or not block_layers):
+                runner.run(model, text)
+        runner.advance()
 
 
-def onward(
+def layers_from_block_on(
     model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Tensor]
 ) -> Iterator[list[str]]:
-    """Yield layers' names block by block, and last those of none.
+    """Yield the names of each block's layers, and at last those of layers outside the blocks.
 
-    While a part is out, the model that reads all of `text` in order begins with the part's block,
-    on what the earlier ones gave with the layers that they had when their parts were done. Where
-    blocks read more than the one before, and for layers of no block, it runs as ever.
+    Between two yields the caller runs the model over all of `text`, in order. Such a pass starts at
+    the block whose names were yielded, from stored outputs of the block before. If the model's
+    blocks do not form a chain, and for layers outside the blocks, passes are ordinary ones.
     """
-    if not _walks(model, text[0][:, :_PROBED]):
+    if not _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS]):
         yield list(layers)
         return
-    walk = _Walk(list(blocks_of(model)), len(text))
-    for number, inside in enumerate(_by_block(model, layers)):
-        if number == len(walk.blocks):
-            yield list(inside)
+    runner = _BlockRunner(list(blocks_of(model)), len(text))
+    for index, block_layers in enumerate(_group_by_block(model, layers)):
+        if index == len(runner.blocks):
+            yield list(block_layers)
             return
-        with walk.at(number, onward=True):
-            yield list(inside)
-        with walk.at(number):
-            walk.run(model, text)
-        walk.advance()
+        with runner.run_from(index):
+            yield list(block_layers)
+        with runner.run_only(index):
+            runner.run(model, text)
+        runner.advance()
 
 
-def fit(layers: Mapping[str, nn.Module]) -> bool:
-    """Tell whether the XᵀX of all of the layers fit into `PRODUCTS` bytes together."""
-    return len(list(_parts(layers))) <= 1
+def products_fit_memory(layers: Mapping[str, nn.Module]) -> bool:
+    """Tell whether the XᵀX of all layers' inputs fit into `PRODUCTS` bytes together."""
+    return len(list(_split_by_memory(layers))) <= 1
 
 
-class _Walk:
-    """Outputs of the block before, sequence by sequence."""
+class _BlockRunner:
+    """Runs single blocks of a model from stored outputs of the block before.
 
-    def __init__(self, blocks: Sequence[nn.Module], sequences: int) -> None:
+    `inputs` holds the current block's input for each sequence of the text and `outputs` what it
+    computed; `sequence` is the index of the sequence that the model is reading.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], num_sequences: int) -> None:
         self.blocks = blocks
-        self.before: list[Any] = [None] * sequences
-        self.after: list[Any] = [None] * sequences
-        self.now = -1
+        self.inputs: list[Any] = [None] * num_sequences
+        self.outputs: list[Any] = [None] * num_sequences
+        self.sequence = -1
+
+    def run_only(self, index: int) -> AbstractContextManager[None]:
+        """Make the model's passes end after the block `index`, without computing earlier ones."""
+        return self._replace_forwards(self.blocks, index)
+
+    def run_from(self, index: int) -> AbstractContextManager[None]:
+        """Make the model's passes start at the block `index`, without computing earlier ones."""
+        return self._replace_forwards(self.blocks[:index], index)
 
     @contextmanager
-    def at(self, number: int, *, onward: bool = False) -> Iterator[None]:
-        """Let the model run that block alone, or `onward` from it, and all around the blocks."""
-        replaced = self.blocks[:number] if onward else self.blocks
-        own = {block: vars(block).get("forward") for block in replaced}
+    def _replace_forwards(self, blocks: Sequence[nn.Module], index: int) -> Iterator[None]:
+        """Replace the forward of each of these blocks within the context (see `_step`)."""
+        original = {block: vars(block).get("forward") for block in blocks}
         try:
-            for index, block in enumerate(replaced):
-                block.forward = self._step(index, number, block.forward)
+            for number, block in enumerate(blocks):
+                block.forward = self._step(number, index, block.forward)
             yield
         finally:
-            for block, forward in own.items():
-                del block.forward  # the instance's, before the class' own
-                if forward is not None:  # accelerate puts one there
+            for block, forward in original.items():
+                del block.forward  # the instance's; the class' own appears again
+                if forward is not None:  # accelerate sets one on instances
                     block.forward = forward
 
     def advance(self) -> None:
-        """Let the next block read what this one gave."""
-        self.before, self.after = self.after, [None] * len(self.before)
+        """Use the outputs of the current block as the inputs of the next."""
+        self.inputs, self.outputs = self.outputs, [None] * len(self.inputs)
 
-    def _step(self, index: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _step(self, number: int, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward for the block `number` when the block `index` is the one to run.
+
+        An earlier block returns the stored input of the block `index`; the block `index` itself
+        stores its output and ends the pass.
+        """
+
         def step(*args: Any, **kwargs: Any) -> Any:
-            if index == 0:
-                self.now = (self.now + 1) % len(self.before)
-            if index < number:
-                return self.before[self.now]
-            self.after[self.now] = forward(*args, **kwargs)
-            raise Enough
+            if number == 0:
+                self.sequence = (self.sequence + 1) % len(self.inputs)
+            if number < index:
+                return self.inputs[self.sequence]
+            self.outputs[self.sequence] = forward(*args, **kwargs)
+            raise StopForward
 
         return step
 
     @torch.no_grad()
     def run(self, model: nn.Module, text: Sequence[Tensor]) -> None:
+        """Run the model over all sequences of the text."""
         for tokens in text:
-            with suppress(Enough):
+            with suppress(StopForward):
                 logits_of(model, tokens)
 
 
 @torch.no_grad()
-def _walks(model: nn.Module, tokens: Tensor) -> bool:
-    """Tell whether a model gives the same logits where its blocks are run one by one."""
+def _can_run_blockwise(model: nn.Module, tokens: Tensor) -> bool:
+    """Tell whether a model gives the same logits when its blocks are run one by one."""
     blocks = list(blocks_of(model))
-    walk = _Walk(blocks, 1)
+    runner = _BlockRunner(blocks, 1)
     expected = logits_of(model, tokens)
     try:
-        for number in range(len(blocks)):
-            with walk.at(number):
-                walk.run(model, [tokens])
-            walk.advance()
-        with walk.at(len(blocks)):
+        for index in range(len(blocks)):
+            with runner.run_only(index):
+                runner.run(model, [tokens])
+            runner.advance()
+        with runner.run_only(len(blocks)):
             return torch.equal(logits_of(model, tokens), expected)
-    except Exception:  # whatever a block raises that misses what earlier ones left
+    except Exception:  # a block may raise anything if it misses what earlier blocks computed
         return False
 
 
-def _by_block(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
-    """Yield the layers of each block, and last those of none."""
-    rest = dict(layers)
+def _group_by_block(
+    model: nn.Module, layers: Mapping[str, nn.Module]
+) -> Iterator[dict[str, nn.Module]]:
+    """Yield the layers of each block, and at last those outside the blocks."""
+    remaining = dict(layers)
     for block in named_blocks(model):
-        yield {name: rest.pop(name) for name in list(rest) if name.startswith(f"{block}.")}
-    yield rest
+        names = [name for name in remaining if name.startswith(f"{block}.")]
+        yield {name: remaining.pop(name) for name in names}
+    yield remaining
 
 
-def _parts(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
-    part: dict[str, nn.Module] = {}
+def _split_by_memory(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
+    """Yield the layers in groups whose XᵀX (float32) take at most `PRODUCTS` bytes together."""
+    group: dict[str, nn.Module] = {}
     size = 0
     for name, layer in layers.items():
-        more = 4 * matrix(layer)[0].shape[1] ** 2
-        if part and size + more > PRODUCTS:
-            yield part
-            part, size = {}, 0
-        part[name] = layer
-        size += more
-    if part:
-        yield part
+        layer_size = 4 * weight_and_bias(layer)[0].shape[1] ** 2
+        if group and size + layer_size > PRODUCTS:
+            yield group
+            group, size = {}, 0
+        group[name] = layer
+        size += layer_size
+    if group:
+        yield group

@@ -14,48 +14,61 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.paged import store_like
-from wakeful.quantization.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
+from wakeful.quantization.arithmetic import (
+    LINEARS,
+    Arithmetic,
+    Operands,
+    emulated_product,
+    pack_int4,
+)
 from wakeful.quantization.schemes import Scales, Scheme
 from wakeful.quantization.schemes.methods import InputStatistics
 
 _PACKED_BITS = 4
-"""Up to this many bits, two numbers share a byte."""
+"""Up to this many bits, two codes share a byte."""
 
 
 class KeepsBuffers(nn.Module):
-    """A module some of whose buffers stay as they are whatever the model is converted to."""
+    """A module whose `fixed_buffers` keep their dtype when the model is converted to another
+    one.
+    """
 
     fixed_buffers: ClassVar[tuple[str, ...]]
     holds_quantized_values: ClassVar[bool] = True
-    """Tells rooms below this one that a model is quantized."""
+    """Marks a quantized model for packages that do not import this one."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "KeepsBuffers":
+        """Apply a conversion such as `.half()`; fixed buffers change only their device."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name in self.fixed_buffers:
-            buffer, now = before[name], self._buffers[name]
-            if buffer is not None and now is not None:
-                self._buffers[name] = buffer.to(now.device)
+            buffer, converted = before[name], self._buffers[name]
+            if buffer is not None and converted is not None:
+                self._buffers[name] = buffer.to(converted.device)
         return self
 
 
 class QuantizedLinear(KeepsBuffers):
-    """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantizes.
+    """A quantized linear layer, ŷ = Q_out(Q_in(x) Ŵᵀ + b), with those of W, x and y quantized that
+    the scheme says.
 
-    Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte, which are
-    the codes of a format that is not whole numbers; `scale` and, where the grid has one, `zero`,
-    both (N, 1) or (1, 1), of groups (N, G); `outer` (N, 1) or (1, 1) where scales have two levels;
-    `bias` (N,) as it was; `input_scale`, `output_scale` where they are static; and `divisor` (K,)
-    of the inputs, where the scheme's method has one. Scales stay as they are whatever the model is
-    converted to. The arithmetic is float32; the output has the dtype of the input.
+    Buffers: `integers` are the codes, (N, K) int8, or (N, ⌈K/2⌉) uint8 with two codes of up to 4
+    bits per byte; `scale` and, where the number format has a zero point, `zero` are (N, 1), (1, 1)
+    or, in groups of input channels, (N, G); `outer` is the outer scale of a format with two levels
+    of scales, (N, 1) or (1, 1); `bias` is (N,), as in the original layer; `input_scale` and
+    `output_scale` are set where activation scales are static; `divisor` (K,) divides the inputs
+    where the scheme's method does so. Scales keep their dtype when the model is converted. The
+    arithmetic is float32; the output has the dtype of the input.
     """
 
     fixed_buffers = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
     def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
-        """Take the place of a linear layer, to be filled with whole numbers."""
+        """Create the quantized layer with the shape of a full-precision one; `set_weights` fills
+        it.
+        """
         super().__init__()
-        weight, bias = matrix(layer)
+        weight, bias = weight_and_bias(layer)
         out_features, in_features = self.out_features, self.in_features = weight.shape
         self.scheme = scheme
         self.arithmetic: Arithmetic = arithmetic
@@ -63,20 +76,20 @@ class QuantizedLinear(KeepsBuffers):
         grid = self.grid = scheme.weights
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
-        kind = torch.uint8 if self.packed else torch.int8
-        scale_shape = shared = (out_features if grid.per == "channel" else 1, 1)
+        code_type = torch.uint8 if self.packed else torch.int8
+        scale_shape = outer_shape = (out_features if grid.per == "channel" else 1, 1)
         if grid.group:
             scale_shape = (out_features, -(-in_features // grid.group))
         static = scheme.scales == "static"
         for name, value in {
-            "integers": torch.zeros(out_features, columns, dtype=kind),
+            "integers": torch.zeros(out_features, columns, dtype=code_type),
             "scale": grid.encode_scale(torch.ones(scale_shape)),
             "zero": None if grid.symmetric else torch.zeros(scale_shape, dtype=torch.int32),
-            "outer": torch.ones(shared) if grid.two_scales else None,
+            "outer": torch.ones(outer_shape) if grid.two_scales else None,
             "bias": None if bias is None else torch.zeros(out_features, dtype=weight.dtype),
             "input_scale": torch.ones(1, 1) if static and scheme.inputs else None,
             "output_scale": torch.ones(1, 1) if static and scheme.outputs else None,
-            "divisor": torch.ones(in_features) if scheme.rounding.divides else None,
+            "divisor": torch.ones(in_features) if scheme.rounding.divides_inputs else None,
         }.items():
             self.register_buffer(name, value)
         self.to(weight.device).eval()
@@ -90,81 +103,87 @@ class QuantizedLinear(KeepsBuffers):
     output_scale: Tensor | None
     divisor: Tensor | None
 
-    def fill(
+    def set_weights(
         self, layer: nn.Module, integers: Tensor, scales: Scales, divisor: Tensor | None = None
     ) -> None:
-        """Take over the codes (N, K) and scales that a layer's matrix was rounded to, and its bias.
+        """Store a layer's quantized weights, codes (N, K) with their scales, and copy its bias.
 
-        The codes' memory is of the matrix's kind.
+        The codes are placed in the kind of memory that holds the layer's weight (RAM or a paged
+        file).
         """
-        weight, bias = matrix(layer)
-        self.integers = store_like(weight, pack(integers) if self.packed else integers)
+        weight, bias = weight_and_bias(layer)
+        self.integers = store_like(weight, pack_int4(integers) if self.packed else integers)
         self.scale, self.zero = self.grid.encode_scale(scales.scale), scales.zero
         self.outer, self.divisor = scales.outer, divisor
         if bias is not None:
             self.bias = bias.detach().clone()
 
-    def calibrate(self, statistics: InputStatistics) -> None:
+    def set_static_scales(self, statistics: InputStatistics) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
-        channels = (
-            statistics.channels if self.divisor is None else statistics.channels / self.divisor
-        )
+        channel_max = statistics.channel_max
+        if self.divisor is not None:
+            channel_max = channel_max / self.divisor
         for name, grid, largest in (
-            ("input_scale", self.scheme.inputs, float(channels.max())),
-            ("output_scale", self.scheme.outputs, statistics.outputs),
+            ("input_scale", self.scheme.inputs, float(channel_max.max())),
+            ("output_scale", self.scheme.outputs, statistics.output_max),
         ):
             if grid is not None:
-                bound = torch.full((1, 1), largest, device=self.scale.device)
-                setattr(self, name, grid.shared_scale(bound))
+                maximum = torch.full((1, 1), largest, device=self.scale.device)
+                setattr(self, name, grid.scale_for_max(maximum))
 
     @property
     def operands(self) -> Operands:
-        """The weights as they are stored, with their scales."""
+        """The quantized weights, as stored, with their scales."""
         grid = self.grid
         scales = Scales(grid.decode_scale(self.scale), self.zero, self.outer, grid.group)
         return Operands(grid, self.integers, scales, self.in_features)
 
     @property
-    def sees_padding(self) -> bool:
-        """True where padding changes a sequence's output: a dynamic scale "per tensor" sees it."""
+    def depends_on_padding(self) -> bool:
+        """True where padding tokens change a sequence's output, because a dynamic scale is shared
+        by all tokens of a tensor.
+        """
         shared = any(grid.per == "tensor" for _, grid in self.scheme.activations)
         return shared and self.scheme.scales == "dynamic"
 
-    def dequantized(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """Return Ŵ (N, K) in float32."""
-        return self.operands.dequantized()
+        return self.operands.dequantize()
 
     def linear(self, x: Tensor) -> Tensor:
-        """Return ŷ (..., N) of x (..., K).
+        """Return the layer's output ŷ (..., N) for inputs x (..., K), activations quantized too.
 
-        A dynamic scale "per tensor" is of one sequence, x[b] of x (B, L, K): what a sequence gives
-        does not depend on those beside it, nor does it in an x (B · L, K) inside of `by_sequence`.
+        A dynamic scale "per tensor" is computed for each sequence x[b] of x (B, L, K), so that a
+        sequence's output does not depend on the others in its batch. Of rows (B · L, K) the
+        sequences are known within a model that `track_batch_shape` prepared.
         """
-        rows, scales, sequences = self._read(x)
+        rows, scales, num_sequences = self._prepare_inputs(x)
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
         arithmetic = self.arithmetic
         if inputs is None and outputs is not None:
             arithmetic = "reference"  # rounding the output needs the definition's last bit
-        multiply = emulated if self.scheme.emulated else LINEARS[arithmetic]
+        multiply = emulated_product if self.scheme.emulated else LINEARS[arithmetic]
         y = multiply(rows, inputs, scales, self.operands)
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
-            y = outputs.fake_quantize(y, outputs.scales_of(y, sequences, self.output_scale))
+            output_scales = outputs.compute_scales(y, num_sequences, self.output_scale)
+            y = outputs.fake_quantize(y, output_scales)
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def _read(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
-        """Return inputs in rows, their scales where they are quantized, and how many sequences."""
+    def _prepare_inputs(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
+        """Return inputs as float32 rows (M, K), their scales, and the number of sequences.
+
+        Rows are divided by the layer's divisor; scales are None where inputs are not quantized.
+        """
         rows = x.reshape(-1, self.in_features).float()
         if self.divisor is not None:
             rows = rows / self.divisor
-        sequences = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
-        grid = self.scheme.inputs
-        return (
-            rows,
-            None if grid is None else grid.scales_of(rows, sequences, self.input_scale),
-            sequences,
-        )
+        num_sequences = x.shape[0] if x.ndim > 2 else _batch.num_sequences(len(rows))
+        grid, scales = self.scheme.inputs, None
+        if grid is not None:
+            scales = grid.compute_scales(rows, num_sequences, self.input_scale)
+        return rows, scales, num_sequences
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -176,38 +195,41 @@ class QuantizedLinear(KeepsBuffers):
         )
 
 
-class _Batch(threading.local):
-    """The shape (B, L) of the tokens that a model is reading in this thread, (1, 0) for none."""
+class _CurrentBatch(threading.local):
+    """Shape (B, L) of the batch that a model is reading in this thread; (1, 0) for none."""
 
     shape: tuple[int, int] = (1, 0)
 
-    def sequences_of(self, rows: int) -> int:
-        """Return B where that many rows are all tokens, one sequence after another; else 1."""
+    def num_sequences(self, num_rows: int) -> int:
+        """Return B if `num_rows` is the number of all tokens of the batch, B · L; else 1."""
         batch, length = self.shape
-        return batch if rows == batch * length else 1
+        return batch if num_rows == batch * length else 1
 
 
-_batch = _Batch()
+_batch = _CurrentBatch()
 
 
-def by_sequence(model: nn.Module) -> nn.Module:
-    """Note each batch's shape, so that a dynamic scale per tensor is one a sequence even in layers
-    that get a batch flattened into rows (OPT's feed-forward networks, experts that all share);
-    return the model, changed in place.
+def track_batch_shape(model: nn.Module) -> nn.Module:
+    """Add hooks to a model that record the shape of each batch of tokens, in place; return the
+    model.
+
+    Layers that get a batch flattened into rows (OPT's feed-forward networks, shared experts) then
+    compute a dynamic scale per tensor for each sequence.
     """
-    model.register_forward_pre_hook(_begin, with_kwargs=True)
-    model.register_forward_hook(_end, always_call=True)
+    model.register_forward_pre_hook(_record_batch_shape, with_kwargs=True)
+    model.register_forward_hook(_clear_batch_shape, always_call=True)
     return model
 
 
-def _begin(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def _record_batch_shape(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Pre-hook of a model that records (B, L) of its token ids or input embeddings."""
     candidates = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
     tokens = next((value for value in candidates if isinstance(value, Tensor)), None)
     if tokens is not None and tokens.ndim == (3 if tokens.is_floating_point() else 2):
         _batch.shape = (tokens.shape[0], tokens.shape[1])
 
 
-def _end(_model: nn.Module, _args: tuple, _output: object) -> None:
+def _clear_batch_shape(_model: nn.Module, _args: tuple, _output: object) -> None:
     _batch.shape = (1, 0)
 
 
@@ -223,74 +245,83 @@ class QuantizedHeads(QuantizedLinear):
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
-def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return a linear layer's (N, K) matrix and its bias; GPT-2's Conv1D keeps it transposed."""
+def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return a linear layer's weight (N, K) and its bias (N,) or None; GPT-2's Conv1D stores its
+    weight transposed.
+    """
     if isinstance(layer, Conv1D):
         return layer.weight.T, layer.bias
     assert isinstance(layer, nn.Linear)
     return layer.weight, layer.bias
 
 
-def quantized(
+def quantize_layer(
     layer: nn.Module,
     scheme: Scheme,
     arithmetic: Arithmetic,
     statistics: InputStatistics | None = None,
 ) -> QuantizedLinear:
-    """Return the quantized form of a linear layer whose weights are finite, by what calibration
-    showed of it.
+    """Return a quantized copy of a linear layer with finite weights.
+
+    `statistics` of calibration text at the layer are needed by methods and by static scales.
     """
-    return quantized_forms(layer, [scheme], arithmetic, statistics)[0]
+    return quantize_layer_with_schemes(layer, [scheme], arithmetic, statistics)[0]
 
 
 @torch.no_grad()
-def quantized_forms(
+def quantize_layer_with_schemes(
     layer: nn.Module,
     schemes: Sequence[Scheme],
     arithmetic: Arithmetic,
     statistics: InputStatistics | None = None,
-    largest: Tensor | None = None,
+    max_weight: Tensor | None = None,
 ) -> list[QuantizedLinear]:
-    """Return a layer's forms under schemes of one method, which rounds them together.
+    """Return one quantized copy of a linear layer per scheme; all schemes have the same method.
 
-    `largest` is the largest |W| of all matrices that share an outer scale, (1, 1), where some do.
+    The method rounds for all number formats together, which saves time. `max_weight` (1, 1) is the
+    largest |W| over all layers that share an outer scale with this one, if there are others.
     """
     if not schemes:
         return []
-    weight, method = matrix(layer)[0], schemes[0].rounding
-    assert statistics is not None or not method.divides
-    divisor = divisor_of(schemes[0], statistics)
+    weight, method = weight_and_bias(layer)[0], schemes[0].rounding
+    assert statistics is not None or not method.divides_inputs
+    divisor = layer_divisor(schemes[0], statistics)
     if divisor is not None:
         weight = weight.float() * divisor
-    forms = [empty(layer, scheme, arithmetic) for scheme in schemes]
-    grids = [
-        form.grid if largest is None or not form.grid.two_scales
-        else form.grid.under(form.grid.shared_scale(largest)) for form in forms
-    ]  # fmt: skip
-    products = None if statistics is None else statistics.products
-    rounded = method.round_all(weight, grids, products)
-    for form, (integers, scales) in zip(forms, rounded, strict=True):
-        form.fill(layer, integers, scales, divisor)
-        if form.scheme.scales == "static":
+    quantized_copies = [create_quantized_layer(layer, scheme, arithmetic) for scheme in schemes]
+    grids = [item.grid for item in quantized_copies]
+    if max_weight is not None:
+        grids = [
+            grid.with_outer_scale(grid.scale_for_max(max_weight)) if grid.two_scales else grid
+            for grid in grids
+        ]
+    gram = None if statistics is None else statistics.gram
+    rounded = method.round_with_grids(weight, grids, gram)
+    for quantized, (integers, scales) in zip(quantized_copies, rounded, strict=True):
+        quantized.set_weights(layer, integers, scales, divisor)
+        if quantized.scheme.scales == "static":
             assert statistics is not None
-            form.calibrate(statistics)
-    return forms
+            quantized.set_static_scales(statistics)
+    return quantized_copies
 
 
-def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
-    """Return the quantized form of a linear layer, to be filled with whole numbers."""
+def create_quantized_layer(
+    layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic
+) -> QuantizedLinear:
+    """Return a quantized layer of the shape and class of a full-precision one, still without
+    weights.
+    """
     if isinstance(layer, Heads):
         return QuantizedHeads(layer, scheme, arithmetic)
     return QuantizedLinear(layer, scheme, arithmetic)
 
 
-def divisor_of(scheme: Scheme, statistics: InputStatistics | None) -> Tensor | None:
-    """Return what a layer's inputs are divided by, (K,); None is 1."""
+def layer_divisor(scheme: Scheme, statistics: InputStatistics | None) -> Tensor | None:
+    """Return the divisor (K,) of a layer's inputs under a scheme; None if nothing is divided."""
     method, grid = scheme.rounding, scheme.weights
-    if statistics is None or grid is None or not method.divides:
+    if statistics is None or grid is None or not method.divides_inputs:
         return None
-    if method.norms and not statistics.of_norm:
-        return torch.ones_like(statistics.channels)
-    return method.divisor(
-        statistics, grid
-    ).clone()  # which layers of one input share: a file would too
+    if method.norms and not statistics.reads_norm:
+        return torch.ones_like(statistics.channel_max)
+    # Layers with the same input would share the tensor, and a file would then store it once.
+    return method.compute_divisor(statistics, grid).clone()

@@ -4,17 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from wakeful.quantization.damage import GRADES, Damage, damage_summary, grade, over_layers, predicts
+from wakeful.quantization.damage import (
+    GRADES,
+    Damage,
+    damage_summary,
+    describe_prediction,
+    grade_damage,
+    layer_errors_of_models,
+)
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import (
-    PREDICTS,
+    PREDICTION_NOTE,
     damage_headline,
-    error_over_kurtosis,
-    megabytes,
-    next_quantization,
-    number,
-    perplexity_words,
-    with_intervals,
+    draw_error_over_kurtosis,
+    format_megabytes,
+    format_number,
+    format_scheme_estimates,
+    perplexity_with_interval,
+    suggest_next_step,
     worst_table,
 )
 from wakeful.reports.charts import Drawing, marks
@@ -23,6 +30,7 @@ from wakeful.reports.value import (
     Chart,
     Fold,
     Legend,
+    NextStep,
     Report,
     Section,
     SideBySide,
@@ -33,13 +41,15 @@ from wakeful.reports.value import (
 )
 
 
-def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
-    """Draw a scheme's layers of all models, error against kurtosis."""
-    frame = over_layers(damages, scheme).select(
+def _draw_scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
+    """Draw the layers of all models under a scheme: relative error over input kurtosis, one color
+    per model.
+    """
+    frame = layer_errors_of_models(damages, scheme).select(
         "model", "module", "value", kurtosis="kurtosis_rest"
     )
     names = [damage.measurement.name for damage in damages]
-    return error_over_kurtosis(frame, "model", names, height=260)
+    return draw_error_over_kurtosis(frame, "model", names, height=260)
 
 
 def matrix_report(
@@ -48,20 +58,23 @@ def matrix_report(
     method: Mapping[str, str] | None = None,
     sources: Sequence[str] = (),
     options: QuantizeOptions | None = None,
-    heads: str = "",
+    heads_note: str = "",
 ) -> Report:
-    """Return the report of several models under several schemes.
+    """Return the report of the damage of several models under several schemes.
 
-    `sources` are what the models were asked for as, and `options` how, for a command to type;
-    `heads` says which models' output heads are quantized.
+    Args:
+        damages: one measurement per model, all with the same schemes.
+        method: rows of the section on how it was measured.
+        sources: the models' names as the user gave them, for commands to copy.
+        options: the options of the call, which such commands repeat.
+        heads_note: a sentence on which models' output heads are quantized.
     """
-    names = [result.measurement.name for result in damages]
-    named = sources if len(sources) == len(damages) else names
-    steps = [
-        replace(step, text=f"{damage.measurement.name}: {step.text}")
-        for damage, source in zip(damages, named, strict=True)
-        for step in [next_quantization(damage, source, options)]
-    ]
+    names = [damage.measurement.name for damage in damages]
+    sources = sources if len(sources) == len(damages) else names
+    steps: list[NextStep] = []
+    for name, damage, source in zip(names, damages, sources, strict=True):
+        step = suggest_next_step(damage, source, options)
+        steps.append(replace(step, text=f"{name}: {step.text}"))
     worst = [
         Fold(f"{damage.measurement.name}: {scheme}", [worst_table(damage, scheme)])
         for damage in damages for scheme in damage.schemes
@@ -69,23 +82,23 @@ def matrix_report(
     ]  # fmt: skip
     charts = [
         Chart(f"Error of layers against the kurtosis of their inputs under {name}",
-              partial(_scatter, damages, name), name)
+              partial(_draw_scatter, damages, name), name)
         for name, scheme in damages[0].schemes.items()
         if scheme.weights is not None
     ]  # fmt: skip
     sections = [
         Section("Models and schemes", [
             _damage_table(damages),
-            *([Text(heads)] if heads else []),
+            *([Text(heads_note)] if heads_note else []),
             terms([("perplexity", "perplexity"), ("KL", "kl"), ("kurtosis", "kurtosis")]),
             Text("First in each cell the loss increase in nats per token, paired: both models "
-                 "read the same tokens. Weights count what stays in full precision too. Seconds: "
-                 "to quantize, calibration included, and to read the text. Losses of models with "
-                 "different tokenizers are not to be set against each other.", "note"),
+                 "read the same tokens. Weights include tensors in full precision. Seconds: to "
+                 "quantize, calibration included, and to read the text. Do not compare the losses "
+                 "of models with different tokenizers.", "note"),
         ], brief=True),
         Section("Does kurtosis predict the damage?", [
-            Text(predicts(damages)),
-            Text(f"{PREDICTS} Kurtosis is of all tokens but the first.", "note"),
+            Text(describe_prediction(damages)),
+            Text(f"{PREDICTION_NOTE} Kurtosis is of all tokens but the first.", "note"),
             Legend(names, "shapes"),
             SideBySide(charts),
         ], brief=True),
@@ -97,22 +110,27 @@ def matrix_report(
 
 
 def _damage_table(damages: Sequence[Damage]) -> Table:
+    """Return the table of models (rows) by schemes (columns): losses, sizes and seconds."""
     rows: list[list[Cell]] = []
     for damage in damages:
-        full = damage_summary(damage)
-        before = perplexity_words(full, full["sequences"])
-        kurtosis = [number(full[f"kurtosis_{part}"], "{:,.1f}") for part in ("first", "rest")]
-        row = [Cell(full["model"], under=[
-            f"perplexity {before}, {megabytes(full['bytes'])}",
-            f"kurtosis {kurtosis[0]} first, {kurtosis[1]} rest",
+        summary = damage_summary(damage)
+        perplexity = perplexity_with_interval(summary, summary["sequences"])
+        size = format_megabytes(summary["bytes"])
+        first, rest = (
+            format_number(summary[f"kurtosis_{position}"], "{:,.1f}")
+            for position in ("first", "rest")
+        )
+        row = [Cell(summary["model"], under=[
+            f"perplexity {perplexity}, {size}",
+            f"kurtosis {first} first, {rest} rest",
         ])]  # fmt: skip
-        for figures in full["schemes"]:
-            estimates = with_intervals(figures, full["sequences"])
+        for figures in summary["schemes"]:
+            estimates = format_scheme_estimates(figures, summary["sequences"])
             row.append(Cell(f"{estimates['loss_increase']} nats", under=[
-                GRADES[grade(damage, figures["scheme"])],
+                GRADES[grade_damage(damage, figures["scheme"])],
                 f"perplexity {estimates['perplexity']}",
                 f"KL {estimates['kl']}",
-                f"{megabytes(figures['bytes'])}, {figures['bytes_ratio']:.0%}",
+                f"{format_megabytes(figures['bytes'])}, {figures['bytes_ratio']:.0%}",
                 f"{figures['quantize_seconds']:.1f} + {figures['read_seconds']:.1f} s",
             ]))  # fmt: skip
         rows.append(row)

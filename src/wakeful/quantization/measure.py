@@ -1,7 +1,7 @@
 """Effects of quantization on a model: perplexity, divergence and each layer's error.
 
-Every sequence runs alone, so that a per-tensor scale is of one sequence. Shapes: L tokens of a
-sequence, K input channels, N output channels, V vocabulary.
+Every sequence runs alone, so that a per-tensor scale is computed from it. Shapes: L tokens
+of a sequence, K input channels, N output channels, V vocabulary.
 """
 
 import math
@@ -27,14 +27,14 @@ from wakeful.probes import exact
 from wakeful.probes.experts import Experts
 from wakeful.probes.huggingface import stream_of
 from wakeful.probes.running import block_paths, check_causal, first_target, logits_of, named_blocks
-from wakeful.quantization.convert import prepared_as, quantized_layers
-from wakeful.quantization.observing import plain_linear
+from wakeful.quantization.calibration import linear_product
+from wakeful.quantization.convert import prepare_for_layers, quantized_layers
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""
 
 LAYER_SCHEMA = {
-    "scheme": pl.String,  # "" for what the full-precision model shows
+    "scheme": pl.String,  # "" for figures of the full-precision model
     "module": pl.String,
     "layer": pl.Int64,  # the block; null outside the blocks
     "kind": pl.String,  # the module's name in its block, or "block" for the block's output
@@ -47,18 +47,19 @@ LAYER_SCHEMA = {
 
 @dataclass
 class Totals:
-    """One model's sums over the predicted tokens of each sequence."""
+    """One model's sums over the predicted tokens of each sequence, in nats."""
 
     nll: list[float] = field(default_factory=list)
     divergence: list[float] = field(default_factory=list)
-    """KL to the full-precision model."""
+    """KL from the full-precision model."""
     seconds: float = 0.0
-    """Seconds of reading; the full-precision model's, which is looked at inside, is not kept."""
+    """Seconds of the forward passes; not recorded for the full-precision model, which hooks slow
+    down."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model and its quantized forms on the same tokens."""
+    """Losses of a model and its quantized versions on the same tokens, and the errors of layers."""
 
     name: str
     counts: list[int]
@@ -68,26 +69,32 @@ class Measurement:
     layers: pl.DataFrame
 
     def perplexity(self, scheme: str = "") -> Estimate:
-        """Return exp(Σ nll / Σ tokens) and its error over sequences: perplexity × the loss's."""
+        """Return perplexity, exp(Σ nll / Σ tokens), under a scheme ("" for full precision), with
+        its standard error over sequences: perplexity × the loss's.
+        """
         return self._perplexity(scheme).estimate
 
-    def increase(self, scheme: str) -> Estimate:
-        """Return perplexity minus the full-precision model's, with the error over sequences."""
+    def perplexity_increase(self, scheme: str) -> Estimate:
+        """Return a scheme's perplexity minus the full-precision model's, with its standard error
+        over sequences.
+        """
         return self._perplexity(scheme).minus(self._perplexity(""))
 
     def loss_increase(self, scheme: str, baseline: str = "") -> Estimate:
-        """Return mean loss minus the full-precision model's in nats per token, paired; or minus
-        that of another scheme, the `baseline`.
+        """Return a scheme's mean loss minus the full-precision model's, or minus that of another
+        scheme, the `baseline`: in nats per token, with its standard error over paired sequences.
 
-        e to it is the ratio of perplexities. It stands out from its error sooner than their
-        difference does, which the hardest sequences rule.
+        exp of it is the ratio of perplexities. Compared with its error it is larger than the
+        difference of perplexities, which the hardest sequences dominate.
         """
         base = self.schemes[baseline] if baseline else self.full
         pairs = zip(self.schemes[scheme].nll, base.nll, strict=True)
         return ratio_and_error([nll - before for nll, before in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
-        """Return mean KL(full ‖ quantized) in nats per token, with its error over sequences."""
+        """Return a scheme's mean KL(full ‖ quantized) in nats per token, with its standard error
+        over sequences.
+        """
         return ratio_and_error(self.schemes[scheme].divergence, self.counts)
 
     def _perplexity(self, scheme: str) -> Figure:
@@ -95,21 +102,23 @@ class Measurement:
         return Figure(np.array(totals.nll), np.array(self.counts), exponential=True)
 
 
-class _Rows:
-    """Values of one sequence at a time, to become means with errors."""
+class _LayerFigures:
+    """Figures of layers, collected one sequence at a time, as means with standard errors."""
 
     def __init__(self, block_paths: dict[str, tuple[int | None, str]]) -> None:
-        self.places = block_paths
+        self.block_paths = block_paths
         self.values: dict[tuple[str, str, str, str], list[float]] = {}
 
-    def put(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
+    def add(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
+        """Add one sequence's figure of a layer, by position ("first", "rest" or "all")."""
         for position, value in by_position.items():
             self.values.setdefault((scheme, module, position, metric), []).append(value)
 
-    def frame(self) -> pl.DataFrame:
+    def to_frame(self) -> pl.DataFrame:
+        """Return the table of means over sequences, with the columns of `LAYER_SCHEMA`."""
         rows = []
         for (scheme, module, position, metric), values in self.values.items():
-            layer, kind = self.places[module]
+            layer, kind = self.block_paths[module]
             mean, error = mean_and_error(values)
             rows.append(
                 (scheme, module, layer, kind, position, metric, mean, finite_or_none(error))
@@ -124,57 +133,63 @@ def measure_damage(
     quantized: dict[str, nn.Module],
     sequences: Sequence[Int[Tensor, "1 L"]],
     *,
-    progress: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Measurement:
-    """Run a model and its quantized forms over the same sequences.
+    """Compare a model with its quantized versions (by scheme name) on the same sequences.
 
-    `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
-    quantized layer, given the full-precision input; `input_kurtosis` of every layer's input and
-    `kurtosis` of every block's output, both of the full-precision model. All that an expert reads
-    counts as the rest, and experts of one projection have one row, their mean.
+    The result's table `layers` holds, for the first token and the rest separately:
+    `relative_error`, ‖ŷ − y‖ / ‖y‖ of every quantized layer given the full-precision input;
+    `input_kurtosis` of every layer's input and `kurtosis` of every block's output, both in the
+    full-precision model. All tokens of an expert count as the rest, and the experts of one
+    projection have one row, their mean.
     """
     check_causal(name, model)
-    # Where projections beside the embeddings are multiplied into them, or experts come apart, the
-    # layers that were quantized are those of another form of the model.
-    layers = {name for small in quantized.values() for name in quantized_layers(small)}
-    unchanged = isinstance(model, Decoder) and not model.embedding.folded_name
-    plain = model if unchanged else prepared_as(model, layers)
+    # Folding a decoder or unfusing experts changes the layers: compare with a model that has the
+    # layers that were quantized.
+    layers = {layer for small in quantized.values() for layer in quantized_layers(small)}
+    unchanged = isinstance(model, Decoder) and not model.embedding.plainer
+    prepared = model if unchanged else prepare_for_layers(model, layers)
     # Modules exist once under one name, even if they are called from several places.
-    names = block_paths(plain)
-    names |= {name: (n, "block") for n, name in enumerate(named_blocks(model))}
-    rows = _Rows(names)
+    paths = block_paths(prepared)
+    paths |= {block: (n, "block") for n, block in enumerate(named_blocks(model))}
+    figures = _LayerFigures(paths)
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
     for done, tokens in enumerate(sequences, start=1):
-        with _see_layers(plain, quantized, rows), _hiddens(model) as states:
-            reference, targets = predicted(model, tokens)
-            if plain is not model:
-                logits_of(plain, tokens)
-        for label, h in states.items():
-            rows.put("", label, "kurtosis", _kurtosis_by_position(h))
+        with (
+            _record_layer_errors(prepared, quantized, figures),
+            _record_block_outputs(model) as block_outputs,
+        ):
+            reference, targets = logits_and_targets(model, tokens)
+            if prepared is not model:
+                logits_of(prepared, tokens)
+        for block, h in block_outputs.items():
+            figures.add("", block, "kurtosis", _kurtosis_by_position(h))
         counts.append(len(targets))
-        full.nll.append(nll(reference, targets))
-        for scheme, small in quantized.items():
-            before = time.perf_counter()
-            logits, _ = predicted(small, tokens)
+        full.nll.append(total_nll(reference, targets))
+        for scheme, quantized_model in quantized.items():
+            start = time.perf_counter()
+            logits, _ = logits_and_targets(quantized_model, tokens)
             synchronize(tokens.device)
-            totals[scheme].seconds += time.perf_counter() - before
-            totals[scheme].nll.append(nll(logits, targets))
-            totals[scheme].divergence.append(summed_divergence(reference, logits))
-        progress(done)
+            totals[scheme].seconds += time.perf_counter() - start
+            totals[scheme].nll.append(total_nll(logits, targets))
+            totals[scheme].divergence.append(total_kl(reference, logits))
+        on_progress(done)
     if not all(map(math.isfinite, full.nll)):
         raise WakefulError(
             f"{name}'s loss is not finite even before quantization: "
             "the model is damaged, or needs --dtype float32"
         )
-    return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
+    return Measurement(
+        name=name, counts=counts, full=full, schemes=totals, layers=figures.to_frame()
+    )
 
 
-def predicted(
+def logits_and_targets(
     model: nn.Module, tokens: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "P V"], Int[Tensor, "P"]]:
-    """Return the logits of the P tokens of B sequences that are predicted, and these tokens.
+    """Return the logits for the P predicted tokens of B sequences, and those tokens' ids.
 
     Raises:
         WakefulError: there are none.
@@ -186,13 +201,19 @@ def predicted(
 
 
 def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
-    """Return ‖found − true‖_F / ‖true‖_F by position; 0 where both are all zero."""
+    """Return ‖values − true‖_F / ‖true‖_F for the first token, the rest and all tokens.
+
+    It is 0 where both are all zero.
+    """
     true = true.float()
     error = (values.float() - true).square().sum(1, dtype=torch.float64)
     size = true.square().sum(1, dtype=torch.float64)
-    parts = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
-    sums = {position: (error[part].sum(), size[part].sum()) for position, part in parts.items()}
-    return {position: float((e / s).sqrt()) if e else 0.0 for position, (e, s) in sums.items()}
+    positions = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
+    errors: dict[str, float] = {}
+    for position, tokens in positions.items():
+        error_sum, size_sum = error[tokens].sum(), size[tokens].sum()
+        errors[position] = float((error_sum / size_sum).sqrt()) if error_sum else 0.0
+    return errors
 
 
 def _kurtosis_by_position(x: Tensor) -> dict[str, float]:
@@ -204,51 +225,59 @@ def _mean_kurtosis(h: Tensor) -> float:
 
 
 @contextmanager
-def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
-    """Compare every layer with its quantized forms on what it gets in the full-precision model."""
-    forms = {scheme: quantized_layers(small) for scheme, small in quantized.items()}
-    named = dict(model.named_modules())
-    names = sorted({name for layers in forms.values() for name in layers})
+def _record_layer_errors(
+    model: nn.Module, quantized: dict[str, nn.Module], figures: _LayerFigures
+) -> Iterator[None]:
+    """Add every layer's relative error and input kurtosis to `figures` while a model runs.
 
-    def see(name: str, args: tuple[Any, ...]) -> None:
-        layer = named[name]
+    Each layer of the full-precision model is compared, on its own input, with the layer of the same
+    name in every quantized model.
+    """
+    layers_by_scheme = {scheme: quantized_layers(small) for scheme, small in quantized.items()}
+    modules = dict(model.named_modules())
+    names = sorted({name for layers in layers_by_scheme.values() for name in layers})
+
+    def compare(name: str, args: tuple[Any, ...]) -> None:
+        layer = modules[name]
         x = args[0].reshape(-1, args[0].shape[-1])
-        routed = isinstance(named.get(".".join(name.split(".")[:-2])), Experts)
-        label = name.rpartition(".")[0] if routed else name
-        kurtosis = {"rest": _mean_kurtosis(x)} if routed else _kurtosis_by_position(x)
-        rows.put("", label, "input_kurtosis", kurtosis)
-        y = plain_linear(layer, x)
-        for scheme, layers in forms.items():
+        is_expert = isinstance(modules.get(".".join(name.split(".")[:-2])), Experts)
+        label = name.rpartition(".")[0] if is_expert else name
+        kurtosis = {"rest": _mean_kurtosis(x)} if is_expert else _kurtosis_by_position(x)
+        figures.add("", label, "input_kurtosis", kurtosis)
+        y = linear_product(layer, x)
+        for scheme, layers in layers_by_scheme.items():
             if name in layers:
                 errors = relative_errors(layers[name].linear(x), y)
-                if routed:
+                if is_expert:
                     errors = {"rest": errors["all"], "all": errors["all"]}
-                rows.put(scheme, label, "relative_error", errors)
+                figures.add(scheme, label, "relative_error", errors)
 
-    with hooked({name: named[name] for name in names}, before=see):
+    with hooked({name: modules[name] for name in names}, before=compare):
         yield
 
 
 @contextmanager
-def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Give the output (L, D) of every block of one forward pass, by the block's name."""
-    hidden: dict[str, Tensor] = {}
+def _record_block_outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Yield a dictionary that a forward pass fills with every block's output (L, D), by name."""
+    outputs: dict[str, Tensor] = {}
 
-    def see(label: str, _args: tuple[Any, ...], output: object) -> None:
-        hidden[label] = stream_of(output)[0]
+    def record(name: str, _args: tuple[Any, ...], output: object) -> None:
+        outputs[name] = stream_of(output)[0]
 
-    with hooked(named_blocks(model), after=see):
-        yield hidden
+    with hooked(named_blocks(model), after=record):
+        yield outputs
 
 
-def nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
-    """Return Σ over positions of −ln p(target)."""
+def total_nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
+    """Return the negative log-likelihood of the targets, summed over positions, in nats."""
     losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     return float(losses.sum(dtype=torch.float64))
 
 
-def summed_divergence(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> float:
-    """Return Σ over positions of Σ_v p (ln p − ln q), p the full-precision model's."""
+def total_kl(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> float:
+    """Return KL(full ‖ quantized) = Σ_v p (ln p − ln q) of next-token distributions, summed over
+    positions.
+    """
     total = 0.0
     for rows, quantized_rows in zip(full.split(_ROWS), quantized.split(_ROWS), strict=True):
         p, q = rows.float().log_softmax(-1), quantized_rows.float().log_softmax(-1)
@@ -257,30 +286,34 @@ def summed_divergence(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"
 
 
 @torch.inference_mode()
-def losses_and_divergences(
+def loss_and_kl_per_sequence(
     model: nn.Module,
     text: Sequence[Int[Tensor, "1 L"]],
     full_logits: Sequence[Float[Tensor, "P V"]] = (),
 ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"]]:
-    """Return the mean loss of each of S sequences, and its KL from `full_logits` where given."""
-    losses, kl = [], []
-    for number, tokens in enumerate(text):
-        logits, targets = predicted(model, tokens)
-        losses.append(nll(logits, targets) / len(logits))
-        kl.append(
-            summed_divergence(full_logits[number], logits) / len(logits) if full_logits else 0.0
-        )
+    """Return a model's mean loss on each of S sequences, and its mean KL from the full-precision
+    model with the logits `full_logits`; zeros without these. Both are in nats per token.
+    """
+    losses: list[float] = []
+    kl: list[float] = []
+    for index, tokens in enumerate(text):
+        logits, targets = logits_and_targets(model, tokens)
+        losses.append(total_nll(logits, targets) / len(logits))
+        kl.append(total_kl(full_logits[index], logits) / len(logits) if full_logits else 0.0)
     return torch.tensor(losses, dtype=torch.float64), torch.tensor(kl, dtype=torch.float64)
 
 
 @torch.no_grad()
-def divergences(
-    model: nn.Module, quantized: Sequence[nn.Module], text: Sequence[Int[Tensor, "1 L"]]
+def kl_per_sequence(
+    model: nn.Module,
+    quantized_models: Sequence[nn.Module],
+    text: Sequence[Int[Tensor, "1 L"]],
 ) -> list[list[float]]:
-    """Return KL(model ‖ other) of each other model on each sequence, in nats per token."""
-    kl: list[list[float]] = [[] for _ in quantized]
+    """Return KL(model ‖ quantized) of each quantized model on each sequence, in nats per token."""
+    kl: list[list[float]] = [[] for _ in quantized_models]
     for tokens in text:
-        full = predicted(model, tokens)[0]
-        for values, small in zip(kl, quantized, strict=True):
-            values.append(summed_divergence(full, predicted(small, tokens)[0]) / len(full))
+        full = logits_and_targets(model, tokens)[0]
+        for values, quantized_model in zip(kl, quantized_models, strict=True):
+            logits = logits_and_targets(quantized_model, tokens)[0]
+            values.append(total_kl(full, logits) / len(full))
     return kl

@@ -1,5 +1,5 @@
-"""Layers that read a norm's output, where a division of inputs can go into the norm's scale; and
-which read one tensor.
+"""Linear layers by what they read: a norm's output, whose scale can take up a division of the
+layers' inputs, or one shared tensor.
 """
 
 from collections.abc import Collection
@@ -14,82 +14,90 @@ from wakeful.probes.running import first_target, logits_of
 from wakeful.quantization.linear import QuantizedLinear
 
 _TOKENS = 4
-"""Tokens that are read to see it, past those of a relaxed prefix: a padding token may be zeros."""
+"""Tokens of the traced pass, beyond a relaxed prefix; one may be a padding token, all zeros."""
 
 
 @torch.no_grad()
 def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
-    """Return the linear layers that read each norm's very output, by the norms' names.
+    """Return the names of the linear layers that read each norm's output, by the norm's name.
 
-    A norm is a module with a scale of its own for each channel of its output. One whose output
-    something else reads too (the residual stream after a post-norm, a router of experts) is left
-    out: what is divided there would be missing elsewhere.
+    A norm is a module with one learned scale per channel. A norm whose output is read by something
+    else too (the residual stream after a post-norm, a router of experts) is left out: if the
+    norm's scale were divided, only linear layers could make up for it.
     """
-    readers, expected = _read(model, ())
+    readers, expected = _trace_readers(model, ())
 
-    def alone(norms: Collection[str]) -> bool:
-        return torch.equal(_read(model, norms)[1], expected)
+    def read_by_linears_only(norms: Collection[str]) -> bool:
+        return torch.equal(_trace_readers(model, norms)[1], expected)
 
-    return readers if alone(readers) else {name: readers[name] for name in readers if alone([name])}
+    if read_by_linears_only(readers):
+        return readers
+    return {name: readers[name] for name in readers if read_by_linears_only([name])}
 
 
-def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str]], Tensor]:
-    """Return the readers of every norm, and the logits of a few tokens.
+def _trace_readers(
+    model: nn.Module, doubled_norms: Collection[str]
+) -> tuple[dict[str, list[str]], Tensor]:
+    """Return the linear layers that read each norm's output, and the logits of a few tokens.
 
-    Every other output channel of the norms in `larger` is doubled, and halved where a linear layer
-    reads it: that changes no bit unless something else reads it.
+    Every other output channel of `doubled_norms` is doubled, and halved where a linear layer reads
+    it: that changes no bit of the logits unless something else reads the output too.
     """
-    outputs: dict[int, tuple[Tensor, str]] = {}
+    norm_outputs: dict[int, tuple[Tensor, str]] = {}
     readers_by_norm: dict[str, list[str]] = {}
 
-    def leave(name: str, _args: tuple[Any, ...], output: object) -> object:
+    def record_output(name: str, _args: tuple[Any, ...], output: object) -> object:
         if not isinstance(output, Tensor):
             return output
-        output = output * _twos(output) if name in larger else output
-        outputs[id(output)] = (output, name)  # kept, so that nothing else gets its id
+        output = output * _alternate_ones_and_twos(output) if name in doubled_norms else output
+        norm_outputs[id(output)] = (output, name)  # kept alive, so that its id stays unique
         return output
 
-    def read(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        _, norm = outputs.get(id(args[0]), (None, None)) if args else (None, None)
+    def record_reader(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        _, norm = norm_outputs.get(id(args[0]), (None, None)) if args else (None, None)
         if norm is None:
             return args
         readers_by_norm.setdefault(norm, []).append(name)
-        return (args[0] / _twos(args[0]), *args[1:]) if norm in larger else args
+        if norm in doubled_norms:
+            return args[0] / _alternate_ones_and_twos(args[0]), *args[1:]
+        return args
 
-    readers = _linear(model)
+    linears = _linear_modules(model)
     norms = {
         name: module for name, module in model.named_modules()
-        if name not in readers and getattr(getattr(module, "weight", None), "ndim", 0) == 1
+        if name not in linears and getattr(getattr(module, "weight", None), "ndim", 0) == 1
     }  # fmt: skip
-    with hooked(readers, before=read), hooked(norms, after=leave):
+    with hooked(linears, before=record_reader), hooked(norms, after=record_output):
         return readers_by_norm, _few_logits(model)
 
 
 @torch.no_grad()
 def readers_of_tensors(model: nn.Module) -> list[list[str]]:
-    """Return the linear layers by the tensor that they read, also one that is no norm's output."""
+    """Return the names of a model's linear layers, grouped by the input tensor that they share."""
     readers: dict[int, tuple[Tensor, list[str]]] = {}
 
-    def read(name: str, args: tuple[Any, ...]) -> None:
-        if args:  # the tensor is kept, so that nothing else gets its id
-            readers.setdefault(id(args[0]), (args[0], []))[1].append(name)
+    def record(name: str, args: tuple[Any, ...]) -> None:
+        if args:  # the tensor is kept alive, so that its id stays unique
+            _, names = readers.setdefault(id(args[0]), (args[0], []))
+            names.append(name)
 
-    with hooked(_linear(model), before=read):
+    with hooked(_linear_modules(model), before=record):
         _few_logits(model)
     return [names for _, names in readers.values()]
 
 
-def _linear(model: nn.Module) -> dict[str, nn.Module]:
+def _linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     kinds = (nn.Linear, Conv1D, QuantizedLinear)
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def _few_logits(model: nn.Module) -> Tensor:
-    table = next(module for module in model.modules() if isinstance(module, nn.Embedding))
-    tokens = torch.arange(first_target(model) + _TOKENS, device=table.weight.device)
-    return logits_of(model, tokens[None] % table.num_embeddings)
+    """Return the logits of a few tokens with the ids 0, 1, 2 ..."""
+    embedding = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+    tokens = torch.arange(first_target(model) + _TOKENS, device=embedding.weight.device)
+    return logits_of(model, tokens[None] % embedding.num_embeddings)
 
 
-def _twos(x: Tensor) -> Tensor:
-    """Return 1 and 2 in turns, a number a channel."""
+def _alternate_ones_and_twos(x: Tensor) -> Tensor:
+    """Return 1, 2, 1, 2 ..., one number per channel of x."""
     return torch.arange(x.shape[-1], device=x.device).remainder(2).add(1).to(x.dtype)

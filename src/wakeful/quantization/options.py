@@ -19,82 +19,88 @@ class QuantizeOptions(ReadingOptions):
     """Schemes, and the text to measure the damage on."""
 
     scheme: How[tuple[str, ...]] = ()
-    """A scheme's name (listed below), or what it does: scheme(weights=absmax(bits=6,
-    per="channel")). None: fine, moderate, coarse, w4. Beside --bits: what each layer may take, in
-    place of the engine's formats."""
+    """A scheme's name (listed below) or expression: scheme(weights=absmax(bits=6, per="channel")).
+    None: fine, moderate, coarse, w4. With --bits, --bytes or --loss: formats to choose from instead
+    of the engine's."""
     scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
-    """Activation scales: of the current tensor, or calibrated once; with both, each that can be is
-    measured."""
+    """Activation scales: computed from the current tensor (dynamic) or from calibration text
+    (static). With both, schemes are measured with each kind that they allow."""
     num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
     calibration_sequences: HowMuch[int] = 16
-    """Sequences for static scales, methods and caches that need them."""
+    """Calibration sequences for static scales, methods and caches that need them."""
     calibration_text: How[tuple[str, ...]] = ()
-    """Texts to calibrate on, with equally many sequences of each, named as for --text. None: the
+    """Texts to calibrate on, named as for --text, with equally many sequences from each. None: the
     sequences that follow the measured ones."""
     save: Where[str] = ""
-    """Folder to create with the quantized model, as compressed-tensors, which Transformers and vLLM
-    load. Takes one scheme that the format has."""
+    """Folder to create with the quantized model in the format compressed-tensors, which
+    Transformers and vLLM load. Needs a single scheme that the format supports."""
     arithmetic: ArithmeticName = "integer"
-    """Dequantized numbers, or int8 products; the same to rounding."""
+    """Multiply dequantized numbers (reference) or int8 codes (integer); equal up to rounding."""
     skip: What[tuple[str, ...]] = ()
     """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
-    others: What[tuple[str, ...]] = ()
-    """Layers that take another scheme, by name or pattern: lm_head=w8a8."""
+    layer_schemes: What[tuple[str, ...]] = ()
+    """Other schemes for single layers, by name or pattern: lm_head=w8a8."""
     sensitivity: How[bool] = False
-    """Rank layers by the loss that each costs alone. Takes one scheme."""
+    """Rank layers by the loss increase when each alone is quantized. Needs a single scheme."""
     for_: How[EngineName] = "vllm"
-    """Engine whose formats --bits, --bytes and --loss choose among. llama.cpp: Q4_0, Q5_0, Q8_0 and
-    F16, of embeddings and head too; --save NAME.gguf writes the file, NAME.txt the flags of
+    """Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0, Q5_0, Q8_0 and
+    F16, also for embeddings and head; --save NAME.gguf writes the file, NAME.txt the flags of
     llama-quantize."""
     bits: HowMuch[float] = 0.0
-    """Choose a format for each layer, within so many bits per weight with their scales; embeddings
-    and the head are counted apart. 0: every layer takes the scheme."""
+    """Choose a format for each layer, with at most this many bits per weight on average, scales
+    included, embeddings and head not. 0: every layer has the same scheme."""
     bytes: HowMuch[int] = 0
-    """The same, within so many bytes of the whole file."""
+    """Choose a format for each layer, with at most this many bytes for the whole file."""
     loss: HowMuch[float] = 0.0
-    """The same, with the fewest bytes that raise the loss by so many nats per token."""
+    """Choose a format for each layer, with the fewest bytes that raise the loss by at most this
+    many nats per token."""
     cache: How[CacheName] = ""
-    """Beside --bits, --bytes or --loss: hold keys and values in 8 bits too, with a scale per tensor
-    that calibration text gives. Empty: as they are."""
+    """With --bits, --bytes or --loss: also store keys and values in 8 bits, with a scale per tensor
+    from calibration text. Empty: full precision."""
     tune: HowMuch[int] = 0
-    """Steps of training the scales of the chosen formats by KL from the model, each on about 1,024
-    further tokens of the calibration text; they stay untrained unless other text gets better."""
+    """Steps of training the scales of the chosen formats by KL from the full-precision model, each
+    on about 1,024 further tokens of calibration text. The trained scales are used only if they
+    lower the KL on other text."""
     tuning_state: Where[str] = ""
-    """File that keeps the state of --tune; the same command goes on from it."""
+    """File that stores the state of --tune, from which the same command continues."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
         AtLeast("bits bytes loss tune", 0),
         Needs("tune", "bits bytes loss", "it trains the scales of chosen formats"),
         Needs("tuning_state", "tune", "it is the state of that training"),
-        Excludes("bits", "bytes loss", "each says how small the file is to be"),
-        Excludes("bytes", "loss", "each says how small the file is to be"),
-        Excludes("bits bytes loss", "scales others sensitivity", "they choose the formats"),
-        Needs("cache", "bits bytes loss", "a scheme says it otherwise"),
+        Excludes("bits", "bytes loss", "each limits the size of the file"),
+        Excludes("bytes", "loss", "each limits the size of the file"),
+        Excludes("bits bytes loss", "scales layer_schemes sensitivity", "they choose the formats"),
+        Needs("cache", "bits bytes loss", "otherwise the scheme says it"),
         Needs("for_", "bits bytes loss", "it is the engine whose formats are chosen"),
     )
 
     @property
-    def chooses(self) -> bool:
-        """True where the tool chooses each layer's format."""
+    def chooses_formats(self) -> bool:
+        """True where the tool chooses each layer's format, within a budget."""
         return bool(self.bits or self.bytes or self.loss)
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if options are out of range or contradict each other."""
         super().__post_init__()
         if self.calibration_sequences < len(self.calibration_text):
             raise WakefulError(
                 f"calibration_sequences = {self.calibration_sequences}: give one or more for each "
                 f"of {len(self.calibration_text)} texts"
             )
-        for name in ("num_sequences", "calibration_sequences"):
-            if self.chooses and getattr(self, name) < 2:
-                why = "the proof wants an interval"
-                if name == "calibration_sequences":
-                    why = "one rounds layers and another one chooses formats"
-                raise WakefulError(f"{name} = {getattr(self, name)}: give 2 or more, {why}")
-        for pair in self.others:
+        reasons = {
+            "num_sequences": "a comparison needs an interval",
+            "calibration_sequences": "one is for rounding layers and another for choosing formats",
+        }
+        for name, reason in reasons.items():
+            if self.chooses_formats and getattr(self, name) < 2:
+                raise WakefulError(f"{name} = {getattr(self, name)}: give 2 or more, {reason}")
+        for pair in self.layer_schemes:
             if not all(pair.partition("=")):
-                raise WakefulError(f"others = {pair!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
+                raise WakefulError(
+                    f"layer_schemes = {pair!r}: must be PATTERN=SCHEME, as lm_head=w8a8"
+                )
         if not self.scales:
             raise WakefulError("name at least one kind of scales")

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.commands import command_of
+from wakeful.config.commands import format_command_line
 from wakeful.config.reading import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.loading.card import quantized_card
@@ -16,19 +16,19 @@ from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.compressed import file_bytes, save_compressed
 from wakeful.quantization.convert import quantized_layers, scheme_of
-from wakeful.quantization.damage import Damage, damage_summary, predicts, scheme_rows
+from wakeful.quantization.damage import Damage, damage_summary, describe_prediction, scheme_rows
+from wakeful.quantization.format_search import MIXED, MixedModel
 from wakeful.quantization.gguf_file import save_for_llama_cpp
 from wakeful.quantization.matrix_report import matrix_report
-from wakeful.quantization.options import QuantizeOptions
-from wakeful.quantization.report import before_and_after, quantization_report
-from wakeful.quantization.sensitivity import LayerCost, cost_frame
-from wakeful.quantization.smallest import MIXED, Smallest
-from wakeful.quantization.smallest_report import (
-    format_words,
-    proof_words,
-    smallest_summary,
-    tuning_words,
+from wakeful.quantization.mixed_report import (
+    comparison_sentence,
+    describe_formats,
+    describe_tuning,
+    mixed_model_summary,
 )
+from wakeful.quantization.options import QuantizeOptions
+from wakeful.quantization.report import model_card_rows, quantization_report
+from wakeful.quantization.sensitivity import LayerCost, cost_frame
 from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
@@ -36,10 +36,12 @@ from wakeful.runs.run import Environment
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Quantization(MeasuredResult):
-    """Quantized models, and what quantizing did to a text where one was given."""
+    """Quantized models of one model, and the damage of quantizing it where it was measured on a
+    text.
+    """
 
     models: Mapping[str, Model]
-    """The quantized models by scheme: each runs, generates and is measured as any other."""
+    """The quantized models by scheme; each is a model like any other."""
     source: str
     damage: Damage | None
     method: Mapping[str, str]
@@ -47,18 +49,18 @@ class Quantization(MeasuredResult):
     options: QuantizeOptions
     """Options of the call."""
     head: bool
-    """True where the output head is quantized too; one that is tied to the embedding stays."""
+    """True where the output head is quantized too; one tied to the embedding never is."""
     machine: Environment
     costs: tuple[LayerCost, ...] = ()
     """Cost of each layer, where requested."""
-    smallest: Smallest | None = None
-    """The formats that were chosen, where that was asked for."""
+    mixed_model: MixedModel | None = None
+    """The model with a format for each layer, where formats were chosen."""
     saved: Mapping[str, Any] | None = None
-    """The folder that the quantized model was written to, and its bytes."""
+    """The folder and the bytes of the saved model, where it was saved."""
 
     @property
     def model(self) -> Model:
-        """The quantized model, where there is one scheme."""
+        """The quantized model, if there is one scheme only."""
         if len(self.models) > 1:
             raise WakefulError(
                 f"there are {len(self.models)} quantized models: models[...] of "
@@ -68,37 +70,36 @@ class Quantization(MeasuredResult):
 
     @property
     def frame(self) -> pl.DataFrame:
-        """Rows of every layer: its relative error and its input's kurtosis, by scheme."""
+        """A table with one row per scheme, layer and metric: relative errors and input kurtosis."""
         measurement = self._measured.measurement
         return measurement.layers.select(pl.lit(measurement.name).alias("model"), pl.all())
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
+        """Figures of the model and of every scheme, as in summary.json."""
         figures = damage_summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
             "costs": cost_frame(self.costs, self._measured).to_dicts() if self.costs else [],
-            "smallest": self._formats,
+            "smallest": self._mixed_summary,
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
     @property
     def report(self) -> Report:
-        """Cost of each scheme, the worst layers, the bytes saved; or that nothing was
-        measured.
-        """
+        """The report of the damage; without a measurement, one line per scheme."""
         if self.damage is None:
-            lines = [f"{scheme}: {self._layers}; not measured: no text was given"
-                    for scheme in self.models]  # fmt: skip
+            lines = [f"{scheme}: {self._describe_layers()}; not measured: no text was given"
+                     for scheme in self.models]  # fmt: skip
             return Report(f"Quantization of {self.source}", lines, [], [])
         context = min((model.context for model in self.models.values()), default=LENGTH)
         return quantization_report(
             self.damage, method=self.method, saved=self.saved, source=self.source,
-            options=self.options, context=context, costs=self.costs, smallest=self.smallest,
+            options=self.options, context=context, costs=self.costs,
+            mixed_model=self.mixed_model,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
-        """Write the damage's run directory; `save_model` writes the model."""
+        """Write the measurement as a run directory and return it; `save_model` writes the model."""
         damage = self._measured
         files = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
@@ -109,53 +110,56 @@ class Quantization(MeasuredResult):
         )  # fmt: skip
 
     def save_model(self, folder: str | Path) -> dict[str, Any]:
-        """Write the quantized model as compressed-tensors, which Transformers, vLLM and
-        `wakeful.load` read, or for llama.cpp as one file; return the folder and its bytes.
+        """Write the quantized model and return the path and the bytes written.
+
+        The format is compressed-tensors, which Transformers, vLLM and `wakeful.load` read; or a
+        file for llama.cpp, where the formats were chosen for it.
 
         Raises:
-            WakefulError: the format has no place for the scheme, or there are several.
+            WakefulError: the format does not support the scheme, or there are several schemes.
         """
         model, path = self.model, Path(folder)
-        if self.smallest is not None and self.smallest.target.tables:
-            chosen = self.smallest
+        mixed = self.mixed_model
+        if mixed is not None and mixed.engine.quantizes_embeddings:
             save_for_llama_cpp(
-                chosen.plain, quantized_layers(chosen.module) | dict(chosen.tables), path,
+                mixed.full_model, quantized_layers(mixed.module) | dict(mixed.embeddings), path,
                 tokenizer=model.wakeful_tokenizer,
                 name=Path(self.source).name,
-                lineage=f"Quantized from {self.source}. {proof_words(self._measured)}",
+                lineage=f"Quantized from {self.source}. {comparison_sentence(self._measured)}",
             )  # fmt: skip
             return {"folder": str(folder), "bytes": path.stat().st_size}
-        is_decoder = as_decoder(model.module) is not None  # whose tokenizer may be of a run
+        is_decoder = as_decoder(model.module) is not None  # its tokenizer may come from a run
         tokenizer = model.wakeful_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
-            model.module, path, tokenizer, card=self._card(), stored=model.stored,
+            model.module, path, tokenizer, card=self._model_card(), stored=model.stored,
             context=model.context,
         )  # fmt: skip
         return {"folder": str(folder), "bytes": file_bytes(path)}
 
-    def _card(self) -> str:
+    def _model_card(self) -> str:
+        """Return the README.md of the saved model: how it was quantized, and figures."""
         scheme = scheme_of(self.model.module)
         assert scheme is not None
         scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
-        done = [f"Quantized by {scheme.definition}{scales}", self._layers]
-        figures = () if self.damage is None else before_and_after(self.damage)
-        if self.smallest is not None:
-            formats = format_words(self.smallest) + tuning_words(self.smallest)
-            done = [proof_words(self._measured), formats]
-            figures = before_and_after(self._measured, MIXED)
+        done = [f"Quantized by {scheme.definition}{scales}", self._describe_layers()]
+        figures = () if self.damage is None else model_card_rows(self.damage)
+        if self.mixed_model is not None:
+            formats = describe_formats(self.mixed_model) + describe_tuning(self.mixed_model)
+            done = [comparison_sentence(self._measured), formats]
+            figures = model_card_rows(self._measured, MIXED)
+        command = format_command_line("quantize", self.options, self.source)
         return quantized_card(
-            self.model.name, self.source, command_of("quantize", self.options, self.source),
-            done=done, figures=figures,
+            self.model.name, self.source, command, done=done, figures=figures,
         )  # fmt: skip
 
     @property
-    def _formats(self) -> dict[str, Any] | None:
-        if self.smallest is None:
+    def _mixed_summary(self) -> dict[str, Any] | None:
+        if self.mixed_model is None:
             return None
-        return smallest_summary(self.smallest, self._measured)
+        return mixed_model_summary(self.mixed_model, self._measured)
 
-    @property
-    def _layers(self) -> str:
+    def _describe_layers(self) -> str:
+        """Return a phrase on how many layers are quantized, and whether the head is."""
         if not self.layers:
             return "The weights stay in full precision"
         head = "too" if self.head else "stays in full precision"
@@ -173,40 +177,40 @@ class QuantizationMatrix(MeasuredResult):
     """Damage of several schemes to several models, without the quantized models."""
 
     results: Mapping[str, Quantization]
-    """Every model's own result, by its name, without models."""
+    """Each model's result, by its name, without its quantized models."""
 
     @property
     def frame(self) -> pl.DataFrame:
-        """The rows of `Quantization.frame` of all models, one after another."""
+        """The tables `Quantization.frame` of all models, joined."""
         return pl.concat(result.frame for result in self.results.values())
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`models` with each one's summary as alone, and `kurtosis_predicts`."""
+        """Each model's summary under "models", and whether kurtosis predicts the damage."""
         figures = {
             "models": [result.summary for result in self.results.values()],
-            "kurtosis_predicts": predicts(self._damages),
+            "kurtosis_predicts": describe_prediction(self._damages),
         }
         return json.loads(json.dumps(figures))
 
     @property
     def report(self) -> Report:
-        """Damage of each scheme to each model, and whether kurtosis predicts it."""
-        keys = list(dict.fromkeys(key for result in self.results.values() for key in result.method))
-        method = {
-            key: same_or_each({n: result.method[key] for n, result in self.results.items()
-                               if key in result.method})
-            for key in keys
-        }  # fmt: skip
+        """The report of the damage of each scheme to each model."""
+        methods = {name: result.method for name, result in self.results.items()}
+        keys = list(dict.fromkeys(key for method in methods.values() for key in method))
+        joined: dict[str, str] = {}
+        for key in keys:
+            values = {name: method[key] for name, method in methods.items() if key in method}
+            joined[key] = same_or_each(values)
         return matrix_report(
-            self._damages, method=method, heads=self._heads,
+            self._damages, method=joined, heads_note=self._heads_note,
             sources=[result.source for result in self.results.values()],
             options=next(iter(self.results.values())).options,
         )  # fmt: skip
 
     @property
-    def _heads(self) -> str:
-        """Sentence on the models whose output heads are quantized; empty where all are alike."""
+    def _heads_note(self) -> str:
+        """A sentence on which models' output heads are quantized; empty if all or none are."""
         quantized = [name for name, result in self.results.items() if result.head]
         rest = [name for name, result in self.results.items() if not result.head]
         if not quantized or not rest:
@@ -218,7 +222,7 @@ class QuantizationMatrix(MeasuredResult):
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write the damage of all models with its page to a new folder; return it."""
+        """Write the measurements of all models, with their page, to a new folder and return it."""
         damages = self._damages
         return self.write_run(
             folder, "quantize", next(iter(self.results.values())).machine,

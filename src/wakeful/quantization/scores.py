@@ -1,11 +1,11 @@
-"""Cost of a layer in a format, to second order in its output error, by one backward pass.
+"""Estimated cost of quantizing a layer, to second order in its output error, by one backward pass.
 
-With ŷ_t = y_t + δ_t, the model's predictions move from its own by
+With ŷ_t = y_t + δ_t, the model's predictions differ from the full-precision ones by
 
     KL = ½ Σ_t δ_tᵀ H δ_t + O(δ³),   H = E (∂ℓ/∂y_t)(∂ℓ/∂y_t)ᵀ
 
-over tokens that the model predicts itself: the Gauss-Newton matrix of the loss, by the Fisher
-identity. The score keeps its diagonal over channels and tokens,
+the expectation over targets drawn from the model's own predictions: the Gauss-Newton matrix of the
+loss, by the Fisher identity. The score keeps its diagonal over channels and tokens,
 
     ½ Σ_t Σ_n g_tn² δ_tn²,   g = ∂ℓ/∂y,   δ_t = (Ŵ − W) x_t, or ŷ_t − y_t of quantized inputs,
 
@@ -25,72 +25,86 @@ from torch import Tensor, nn
 from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes.running import first_target
-from wakeful.quantization.formats import Formats
-from wakeful.quantization.gguf_file import Table
-from wakeful.quantization.gradients import output_gradients
-from wakeful.quantization.linear import matrix
-from wakeful.quantization.observing import plain_linear
+from wakeful.quantization.calibration import linear_product
+from wakeful.quantization.formats import LayersByFormat
+from wakeful.quantization.gguf_file import EmbeddingTable
+from wakeful.quantization.gradients import capture_output_gradients
+from wakeful.quantization.linear import weight_and_bias
 
 Scores = Mapping[str, Mapping[str, float]]
-"""Nats per token by the names of formats and layers."""
+"""Estimated cost in nats per token, by the names of format and layer."""
 
 
 def score_formats(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
-    formats: Formats,
+    formats: LayersByFormat,
     text: Sequence[Int[Tensor, "B L"]],
     *,
-    tables: Mapping[str, Table] | None = None,
+    tables: Mapping[str, EmbeddingTable] | None = None,
     seed: int = 0,
 ) -> Scores:
-    """Return the scores of a model's layers in every format that they have a form of.
+    """Return the estimated cost of quantizing each layer to each format, in nats per token.
 
-    Each tensor of `text` is read forward and back once; longer batches take fewer dequantizations
-    and more memory. `tables` are embeddings, whose scores have their rows' part and that of heads
-    of the same matrix. `seed` draws the tokens that the model predicts.
+    One forward and backward pass is run for each tensor of `text`; larger batches need fewer
+    dequantizations and more memory.
+
+    Args:
+        model: the model in full precision.
+        layers: its linear layers by name.
+        formats: their quantized versions, by the names of format and layer.
+        text: token ids.
+        tables: embeddings to score too; the output heads that share an embedding's weight count
+            toward its score.
+        seed: seed of the tokens that are drawn from the model's predictions as targets.
     """
     tables = tables or {}
     heads = {name: head for name, table in tables.items() for head in table.heads}
-    layers = {**layers, **heads}
+    linears = {**layers, **heads}
     device = next(model.parameters()).device
-    labels = torch.Generator(device).manual_seed(seed)
+    label_generator = torch.Generator(device).manual_seed(seed)
     inputs: dict[tuple[str, int], Tensor] = {}
     calls: dict[str, int] = {}
-    scores = {format_name: dict.fromkeys(forms, 0.0) for format_name, forms in formats.items()}
+    scores = {name: dict.fromkeys(quantized, 0.0) for name, quantized in formats.items()}
 
-    def keep(name: str, args: tuple[Any, ...]) -> None:
+    def store_input(name: str, args: tuple[Any, ...]) -> None:
         call = calls[name] = calls.get(name, -1) + 1
         inputs[name, call] = args[0].detach()
 
-    def score(name: str, call: int, gradient: Tensor) -> None:
+    @torch.no_grad()
+    def score_call(name: str, call: int, gradient: Tensor) -> None:
+        """Add ½ Σ g² δ² of one call of a linear layer, by the gradient (M, N) of its output."""
         x = inputs.pop((name, call))
         rows = widened(x.reshape(-1, x.shape[-1]))
-        weight = widened(matrix(layers[name])[0].detach())
-        with torch.no_grad():
-            for format_name, forms in formats.items():
-                if name in forms:
-                    error = rows @ (forms[name].dequantized() - weight).T
-                    if forms[name].scheme.activations:
-                        error = widened(forms[name].linear(x) - plain_linear(layers[name], x))
-                        error = error.reshape(gradient.shape)
-                    scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
+        weight = widened(weight_and_bias(linears[name])[0].detach())
+        for format_name, quantized in formats.items():
+            if name not in quantized:
+                continue
+            layer = quantized[name]
+            if layer.scheme.activations:
+                error = widened(layer.linear(x) - linear_product(linears[name], x))
+                error = error.reshape(gradient.shape)
+            else:
+                error = rows @ (layer.dequantize() - weight).T
+            scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
 
-    def score_rows(name: str, ids: Tensor, gradient: Tensor) -> None:
+    @torch.no_grad()
+    def score_embedding(name: str, ids: Tensor, gradient: Tensor) -> None:
+        """Add ½ Σ g² δ² of an embedding, by the gradient (B, L, D) of the embedded tokens."""
         if name not in tables:
             return
         rows = widened(tables[name].embedding.weight.detach()[ids])
-        with torch.no_grad():
-            for format_name, forms in formats.items():
-                if name in forms:
-                    error = forms[name].dequantized()[ids] - rows
-                    scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
+        for format_name, quantized in formats.items():
+            if name in quantized:
+                error = quantized[name].dequantize()[ids] - rows
+                scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
 
     count = 0
-    with (
-        hooked(layers, before=keep),
-        output_gradients(model, layers, score, on_rows=score_rows, labels=labels) as read,
-    ):
+    gradients = capture_output_gradients(
+        model, linears, score_call,
+        on_embedding_gradient=score_embedding, label_generator=label_generator,
+    )  # fmt: skip
+    with hooked(linears, before=store_input), gradients as read:
         for tokens in text:
             inputs.clear()
             calls.clear()

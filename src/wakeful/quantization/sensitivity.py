@@ -1,8 +1,9 @@
-"""Sensitivity of layers: the loss and the KL that each costs when it alone is quantized.
+"""Sensitivity of layers: the loss increase and the KL when one layer alone is quantized.
 
-Layer i costs ℓ(q({i})) − ℓ(q(∅)), q(S) the model whose layers S are quantized, paired over
-sequences. KL from the full-precision model is the loss that its own words would rise by: it tells
-layers apart on less text. `wakeful.quantization.scores` estimates it from one backward pass.
+Layer i costs ℓ(q({i})) − ℓ(q(∅)), with q(S) the model whose layers S are quantized, paired over
+sequences. KL from the full-precision model is the expected increase of the loss on text that this
+model writes itself; it ranks layers with less text. `wakeful.quantization.scores` estimates it from
+one backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,86 +19,96 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, finite_or_none, format_interval, mean_and_error
 from wakeful.probes.experts import put
-from wakeful.quantization.convert import prepared_as, quantized_layers
-from wakeful.quantization.damage import Damage, follows, layer_errors, named
-from wakeful.quantization.layerwise import onward
-from wakeful.quantization.measure import losses_and_divergences, predicted
+from wakeful.quantization.convert import prepare_for_layers, quantized_layers
+from wakeful.quantization.damage import Damage, estimate_fields, layer_errors, rank_correlation
+from wakeful.quantization.layerwise import layers_from_block_on
+from wakeful.quantization.measure import logits_and_targets, loss_and_kl_per_sequence
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Cost of one layer in nats per token, and its bytes."""
+    """Cost of quantizing one layer alone, in nats per token, and the layer's bytes."""
 
     name: str
     alone: Estimate
+    """Loss increase when only this layer is quantized."""
     kl: Estimate
+    """KL from the full-precision model then."""
     size: int
-    """Bytes as quantized."""
+    """Bytes of the quantized layer."""
 
 
 @torch.inference_mode()
 def measure_layer_costs(
     model: nn.Module,
-    small: nn.Module,
+    quantized_model: nn.Module,
     sequences: Sequence[Int[Tensor, "1 L"]],
     *,
-    progress: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[LayerCost]:
-    """Return what each quantized layer of `small`, made of `model`, costs, the dearest first.
+    """Return the loss increase and the KL of quantizing each layer alone, the costliest first.
 
-    Each is read from its block on: what comes before is the same for all of a block's layers.
+    `quantized_model` is `model` with quantized layers, which are all exchanged for full-precision
+    ones and put back one at a time. Each is measured from its block on: the outputs of earlier
+    blocks are the same for all of a block's layers and stored.
     """
-    layers = quantized_layers(small)
-    plain = prepared_as(model, layers)
+    layers = quantized_layers(quantized_model)
+    prepared = prepare_for_layers(model, layers)
     if not layers:
-        raise WakefulError("no layer is quantized, so none costs anything")
-    full = {name: plain.get_submodule(name) for name in layers}
-    found: list[LayerCost] = []
+        raise WakefulError("no layer is quantized, so there is no cost to measure")
+    full_layers = {name: prepared.get_submodule(name) for name in layers}
+    costs: list[LayerCost] = []
     try:
-        put(small, full)
-        own = [predicted(small, tokens)[0] for tokens in sequences]
-        before = losses_and_divergences(small, sequences)[0]
-        for name in chain.from_iterable(onward(small, layers, sequences)):
-            put(small, {name: layers[name]})
-            losses, kl = losses_and_divergences(small, sequences, own)
-            put(small, {name: full[name]})
-            alone, divergence = (mean_and_error(x.tolist()) for x in (losses - before, kl))
+        put(quantized_model, full_layers)
+        full_logits = [logits_and_targets(quantized_model, tokens)[0] for tokens in sequences]
+        full_losses, _ = loss_and_kl_per_sequence(quantized_model, sequences)
+        names = chain.from_iterable(layers_from_block_on(quantized_model, layers, sequences))
+        for name in names:
+            put(quantized_model, {name: layers[name]})
+            losses, kl = loss_and_kl_per_sequence(quantized_model, sequences, full_logits)
+            put(quantized_model, {name: full_layers[name]})
+            increase = mean_and_error((losses - full_losses).tolist())
             size = sum(tensor.nbytes for tensor in layers[name].state_dict().values())
-            found.append(LayerCost(name, alone, divergence, size))
-            progress(len(found))
+            costs.append(LayerCost(name, increase, mean_and_error(kl.tolist()), size))
+            on_progress(len(costs))
     finally:
-        put(small, layers)
-    return sorted(found, key=lambda cost: -cost.alone[0])
+        put(quantized_model, layers)
+    return sorted(costs, key=lambda cost: -cost.alone[0])
 
 
 def cost_frame(costs: Sequence[LayerCost], damage: Damage) -> pl.DataFrame:
-    """Return one row per layer, the dearest first: figures in nats per token, bytes, and the
-    kurtosis of its inputs, all but the first token of a sequence.
+    """Return a table of layers' costs, in the order given: nats per token, bytes, and the kurtosis
+    of the layer's input over all tokens but the first.
     """
     errors = layer_errors(damage, next(iter(damage.schemes)))
     kurtosis = dict(errors.select("module", "kurtosis_rest").iter_rows())
-    rows: list[dict[str, Any]] = [
-        {"module": cost.name, **named("alone", cost.alone), **named("kl", cost.kl),
-         "kurtosis": finite_or_none(kurtosis.get(cost.name)), "bytes": cost.size}
-        for cost in costs
-    ]  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for cost in costs:
+        estimates = estimate_fields("alone", cost.alone) | estimate_fields("kl", cost.kl)
+        layer_kurtosis = finite_or_none(kurtosis.get(cost.name))
+        rows.append(
+            {"module": cost.name, **estimates, "kurtosis": layer_kurtosis, "bytes": cost.size}
+        )
     return pl.DataFrame(rows, schema_overrides={"kurtosis": pl.Float64})
 
 
-def cost_sentences(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
-    """Return which layer costs most, what the sum of all is, and what kurtosis says of it."""
-    first, count = costs[0], len(damage.measurement.counts)
+def describe_costs(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
+    """Return sentences on the costliest layer, on the sum over layers, and on the correlation of
+    costs with kurtosis. `costs` begins with the costliest layer.
+    """
+    costliest, count = costs[0], len(damage.measurement.counts)
     total = sum(cost.alone[0] for cost in costs)
     frame = cost_frame(costs, damage)
     sentences = [
-        f"{first.name} costs most alone, {format_interval(*first.alone, count, '+')} nats per "
-        f"token; the sum of all {len(costs)} layers' costs alone is {total:+.3f}"
+        f"{costliest.name} costs most alone, {format_interval(*costliest.alone, count, '+')} nats "
+        f"per token; the costs of all {len(costs)} layers, each alone, add up to {total:+.3f}"
     ]
-    for name, effect in (("alone", "loss that a layer costs alone"), ("kl", "KL that it causes")):
-        rho = follows(frame.with_columns(value=name), "kurtosis")
+    figures = {"alone": "loss that it costs alone", "kl": "KL that it causes alone"}
+    for column, words in figures.items():
+        rho = rank_correlation(frame.with_columns(value=column), "kurtosis")
         if rho is not None:
             sentences.append(
-                f"The kurtosis of a layer's inputs and the {effect}: Spearman's ρ = {rho:+.2f} "
+                f"The kurtosis of a layer's input and the {words}: Spearman's ρ = {rho:+.2f} "
                 f"over {len(costs)} layers"
             )
     return [sentence.replace("-", "−") for sentence in sentences]

@@ -1,4 +1,4 @@
-"""The verb quantize: models and schemes in; smaller ones, and the damage done to a text, out."""
+"""The tool quantize: quantizes models with schemes and measures the damage on a text."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from wakeful.loading.reading import EvaluationData, as_evaluation_data, open_eva
 from wakeful.loading.session import Session, choose_data, describe_bos, note_duration, open_session
 from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, source_name
 from wakeful.probes.running import as_decoder
-from wakeful.quantization.cache import calibrate_cache, check_cache, with_cache
+from wakeful.quantization.cache import calibrate_cache, check_cache_support, quantize_cache
 from wakeful.quantization.compressed import (
     can_compress,
     check_compressed,
@@ -33,7 +33,7 @@ from wakeful.quantization.compressed import (
     state_bytes,
 )
 from wakeful.quantization.convert import (
-    by_scheme,
+    group_by_scheme,
     linear_layers,
     prepare_model,
     quantize_module,
@@ -41,18 +41,18 @@ from wakeful.quantization.convert import (
     scheme_of,
 )
 from wakeful.quantization.damage import Damage
-from wakeful.quantization.durations import forward_seconds, rounding_seconds
-from wakeful.quantization.formats import fits, format_bytes
-from wakeful.quantization.gguf_file import tables_of
+from wakeful.quantization.durations import estimate_rounding_seconds, measure_forward_seconds
+from wakeful.quantization.engines import ENGINES, EngineFormats
+from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, MixedModel, split_text
+from wakeful.quantization.formats import matrix_bytes, scheme_fits
+from wakeful.quantization.gguf_file import embedding_tables
 from wakeful.quantization.measure import measure_damage
+from wakeful.quantization.mixed_report import describe_selection
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.schemes import NAMED, SCHEMES, Absmax, ScaleKind, Scheme, parse_scheme
 from wakeful.quantization.schemes.grids import E4M3
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
-from wakeful.quantization.smallest import MIXED, Budget, SmallestSearch, split_text
-from wakeful.quantization.smallest_report import method_words
-from wakeful.quantization.targets import TARGETS, Target
 from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
 from wakeful.switches import default_torch_state
@@ -75,31 +75,30 @@ def quantize(
     options: QuantizeOptions | None = None,
     **kwargs: Any,
 ) -> Quantization | QuantizationMatrix:
-    """Quantize models' linear layers and caches, and measure on a text what that costs.
+    """Quantize models' linear layers and caches, and measure the damage on a text.
 
         small = wakeful.quantize("smollm2", "coarse").model
         wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
         wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
 
-    The models themselves stay as they are. One without `text`, `out` or `sensitivity` is not
-    measured.
+    The models themselves stay unchanged. A single model is measured only with `text`, `out`,
+    `sensitivity`, or a budget of `bits`, `bytes` or `loss`.
 
     Args:
-        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
-            them in a list, which are measured one after another and make one matrix.
-        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
-        tokenizer: of a module in memory.
-        display: shows progress; None is a bar where there is a terminal.
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or a list of
+            several, which are measured one after another.
+        schemes: names or expressions, as in `QuantizeOptions.scheme`, or `Scheme` objects.
+        tokenizer: the tokenizer of a module in memory.
+        display: shows progress; None shows a bar in a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
 
-    With `out` the run directory is written, with `save` the model as compressed-tensors; neither
-    may exist. A scheme that the format lacks is measured only.
+    `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
+    may exist.
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, `save` is asked for what compressed-tensors
-            lacks, or `out` or `save` exists. What was measured of the models before is written to
-            `out`.
+            width or needs calibration text, compressed-tensors does not support what `save` asks
+            for, or `out` or `save` exists. Results of models before that one are written to `out`.
     """
     if schemes:
         if "scheme" in kwargs:
@@ -110,63 +109,63 @@ def quantize(
     models = list(model) if isinstance(model, list | tuple) else [model]
     options = options_from(QuantizeOptions, kwargs, options)
     several = isinstance(model, list | tuple)
-    target = _target(options) if options.chooses else None
-    if target is None:
-        measured_schemes = chosen_schemes(options.scheme or tuple(SCHEMES), options.scales)
+    engine = _engine_formats(options) if options.chooses_formats else None
+    if engine is None:
+        measured_schemes = expand_schemes(options.scheme or tuple(SCHEMES), options.scales)
     else:
-        measured_schemes = list(target.schemes.values())
-    pairs = (pair.partition("=") for pair in options.others)
-    others = {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
+        measured_schemes = list(engine.schemes.values())
+    pairs = (pair.partition("=") for pair in options.layer_schemes)
+    layer_schemes = {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
     measures = bool(
-        options.text or options.out or several or options.sensitivity or options.chooses
+        options.text or options.out or several or options.sensitivity or options.chooses_formats
     )
-    calibrates = options.chooses or any(
-        scheme.calibrated for scheme in (*measured_schemes, *others.values())
+    calibrates = options.chooses_formats or any(
+        scheme.calibrated for scheme in (*measured_schemes, *layer_schemes.values())
     )
     texts = options.calibration_text
     if texts and not calibrates:
-        raise WakefulError(f"calibration_text = {texts!r}: no scheme here calibrates; leave it out")
+        raise WakefulError(
+            f"calibration_text = {texts!r}: no scheme here needs calibration; leave it out"
+        )
     with open_session("quantize", options, models, tokenizer, display) as tool_session:
-        _check(options, measured_schemes, len(models))
+        _check_options(options, measured_schemes, len(models))
         length = options.length or LENGTH
-        counts = _Counts(
+        counts = _SequenceCounts(
             options.num_sequences if measures else 0,
             options.calibration_sequences if calibrates else 0,
             options.tune * sequences_per_step(length),
         )
-        following = 0 if texts else counts.calibration + counts.tuning
+        num_calibration = counts.calibration + counts.tuning
+        num_sequences = counts.measured + (0 if texts else num_calibration)
         data = as_evaluation_data("")
-        if counts.measured + following:
-            data = open_evaluation_data(options.source, length * (counts.measured + following))
-        calibration = [open_evaluation_data(text, length * (counts.calibration + counts.tuning))
-                       for text in texts]  # fmt: skip
+        if num_sequences:
+            data = open_evaluation_data(options.source, length * num_sequences)
+        calibration = [open_evaluation_data(text, length * num_calibration) for text in texts]
         quantizer = _Quantizer(
-            tool_session.models(),
-            options,
-            measured_schemes,
-            others,
-            data,
-            counts,
-            calibration,
-            tool_session,
-            target,
-        )
+            tool_session.models(), options, measured_schemes, layer_schemes, data, counts,
+            calibration, tool_session, engine,
+        )  # fmt: skip
         if several:
-            return _matrix(quantizer.next, models or [""], options)
-        result = quantizer.next(models[0])
+            return _quantize_models(quantizer.quantize_next, models or [""], options)
+        result = quantizer.quantize_next(models[0])
         try:
             if options.save:
                 result = replace(result, saved=result.save_model(options.save))
-        finally:  # what was measured is written even where the model cannot be
+        finally:  # the measurement is written even if the model cannot be saved
             if options.out:
                 result.save(options.out)
     return result
 
 
-def _matrix(
-    measure: Callable[[Source], Quantization], models: Sequence[Source], options: QuantizeOptions
+def _quantize_models(
+    quantize_next: Callable[[Source], Quantization],
+    models: Sequence[Source],
+    options: QuantizeOptions,
 ) -> QuantizationMatrix:
-    """Measure models in turn; where one fails, what is known of those before it is written."""
+    """Quantize and measure several models one after another, and write the results if asked to.
+
+    If one fails, the results of the models before it are written, and the error says where.
+    """
     results: dict[str, Quantization] = {}
 
     def save_results() -> QuantizationMatrix:
@@ -177,20 +176,20 @@ def _matrix(
 
     try:
         for source in models:
-            result = measure(source)
+            result = quantize_next(source)
             results[result._measured.measurement.name] = replace(result, models={})
     except BaseException as error:
         save_results()
         if not (results and options.out and isinstance(error, WakefulError)):
             raise
-        where = f"what was measured of {', '.join(results)} is in {options.out}"
-        raise WakefulError(f"{error}; {where}") from None
+        note = f"the results of {', '.join(results)} are in {options.out}"
+        raise WakefulError(f"{error}; {note}") from None
     return save_results()
 
 
 @dataclass(frozen=True)
-class _Counts:
-    """Numbers of sequences."""
+class _SequenceCounts:
+    """Numbers of sequences of text: to measure on, to calibrate on, and to train scales on."""
 
     measured: int
     calibration: int
@@ -199,88 +198,114 @@ class _Counts:
 
 @dataclass
 class _Quantizer:
-    """One call of the tool, which quantizes and measures models in turn."""
+    """One call of the tool: quantizes and measures models one after another."""
 
     loading: Iterator[Model]
     options: QuantizeOptions
     schemes: Sequence[Scheme]
-    others: Mapping[str, Scheme]
-    """The schemes of layers that have one of their own, by pattern."""
+    layer_schemes: Mapping[str, Scheme]
+    """Other schemes for single layers, by pattern of their names."""
     data: EvaluationData
-    counts: _Counts
+    counts: _SequenceCounts
     calibration: Sequence[EvaluationData]
-    """Texts to calibrate on; none where these sequences follow the measured ones."""
+    """Texts to calibrate on; empty if those sequences follow the measured ones."""
     session: Session
-    target: Target | None
-    """Formats to choose among, where each layer's is chosen."""
+    engine: EngineFormats | None
+    """Formats to choose from, if a format is chosen for each layer."""
 
-    def next(self, source: Source) -> Quantization:
-        """Load the next model, quantize it, and measure it; let go of it."""
-        loaded, options = self._load(), self.options
-        plain = prepare_model(loaded.module, options.skip)
-        layers = self._layers(plain)
+    def quantize_next(self, source: Source) -> Quantization:
+        """Load, quantize and measure the next of the models; `source` is its name."""
+        loaded, options = self._load_next(), self.options
+        prepared = prepare_model(loaded.module, options.skip)
+        layers = self._layers_to_quantize(prepared)
         if options.cache or any(scheme.cache is not None for scheme in self.schemes):
-            check_cache(loaded.module)
+            check_cache_support(loaded.module)
         if options.save and not self._for_llama_cpp:
-            check_compressed(plain, self._schemes_of(layers), layers, _written(loaded))
+            to_save = self._schemes_to_save(layers)
+            check_compressed(prepared, to_save, layers, _tokenizer_to_write(loaded))
         length = options.length_for(loaded.context)
-        source_text = choose_data(loaded, options, self.data)
-        tokens = self._tokens(loaded, source_text, length)
-        measured = tokens[: self.counts.measured]
-        calibration = tokens[self.counts.measured :][: self.counts.calibration]
+        text = choose_data(loaded, options, self.data)
+        sequences = self._read_sequences(loaded, text, length)
+        measured, calibration, tuning = self._split_sequences(sequences)
         search = None
-        if self.target is not None:
-            tuning = tokens[self.counts.measured + self.counts.calibration :]
-            search = self._search(loaded, self.target, plain, layers, calibration, tuning)
+        if self.engine is not None:
+            search = self._create_search(loaded, self.engine, prepared, layers, calibration, tuning)
             search.check()
-        self._note_duration(loaded, layers, tokens, search)
-        forms, seconds = dict[str, Model](), dict[str, float]()
-        named = {str(scheme): scheme for scheme in self.schemes}
-        start, smallest = time.perf_counter(), None
-        if search is not None:
-            smallest = search.find()
-            if options.cache:
-                _quantize_caches(smallest.modules.values(), options.cache, calibration)
-            synchronize(loaded.device)
-            named = smallest.schemes
-            forms = {name: _form(loaded, name, module, name)
-                     for name, module in smallest.modules.items()}  # fmt: skip
-            seconds = dict.fromkeys(forms, time.perf_counter() - start)
+        self._note_duration(loaded, layers, sequences, search)
+        schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
+        if search is None:
+            models, seconds = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
-            for name, scheme in named.items():
-                forms[name] = self._quantized(loaded, name, scheme, calibration)
-                synchronize(loaded.device)
-                seconds[name] = time.perf_counter() - start
-                start = time.perf_counter()
-        layer_costs = self._costs(loaded, forms, measured) if options.sensitivity else []
+            mixed_model, models, seconds = self._run_search(loaded, search, calibration)
+            schemes = mixed_model.schemes
+        costs: list[LayerCost] = []
+        if options.sensitivity:
+            costs = self._measure_layer_costs(loaded, models, measured)
         damage = None
         if measured:
-            damage = _damage(loaded, forms, named, seconds, measured, self.session.show)
-            damage = replace(damage, savable=self._savable(loaded, plain, layers))
-            damage = damage if smallest is None else replace(damage, bytes=smallest.bytes)
-        machine, head, text = self.session.machine, _head(plain), source_text.name or options.source
-        method = _method(
-            loaded, options, text, len(layers), length, self.counts.calibration, machine
-        )
-        if smallest is not None:
-            method["Formats"] = method_words(smallest, len(calibration))
+            damage = _measure_damage(loaded, models, schemes, seconds, measured, self.session.show)
+            damage = replace(damage, savable=self._savable_schemes(loaded, prepared, layers))
+            if mixed_model is not None:
+                damage = replace(damage, bytes=mixed_model.bytes)
+        head, machine = _output_head(prepared), self.session.machine
+        method = _method_table(
+            loaded, options, text.name or options.source, len(layers), length,
+            self.counts.calibration, machine,
+        )  # fmt: skip
+        if mixed_model is not None:
+            method["Formats"] = describe_selection(mixed_model, len(calibration))
+            models = {MIXED: models[MIXED]}
         return Quantization(
-            models=forms if smallest is None else {MIXED: forms[MIXED]},
-            source=source_name(source), damage=damage, method=method,
+            models=models, source=source_name(source), damage=damage, method=method,
             layers=tuple(layers), options=options,
             head=any(layer is head for layer in layers.values()), machine=machine,
-            figures=options.figures, costs=tuple(layer_costs), smallest=smallest,
+            figures=options.figures, costs=tuple(costs), mixed_model=mixed_model,
         )  # fmt: skip
+
+    def _split_sequences(
+        self, sequences: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Split sequences into those to measure on, to calibrate on and to train scales on."""
+        first, second = self.counts.measured, self.counts.measured + self.counts.calibration
+        return sequences[:first], sequences[first:second], sequences[second:]
+
+    def _quantize_with_schemes(
+        self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
+    ) -> tuple[dict[str, Model], dict[str, float]]:
+        """Return the model quantized with each scheme, and the seconds that it took."""
+        models: dict[str, Model] = {}
+        seconds: dict[str, float] = {}
+        for name, scheme in schemes.items():
+            start = time.perf_counter()
+            models[name] = self._quantize_with(loaded, name, scheme, calibration)
+            synchronize(loaded.device)
+            seconds[name] = time.perf_counter() - start
+        return models, seconds
+
+    def _run_search(
+        self, loaded: Model, search: FormatSearch, calibration: list[Tensor]
+    ) -> tuple[MixedModel, dict[str, Model], dict[str, float]]:
+        """Return the mixed model found, all models to measure by name, and seconds taken."""
+        start = time.perf_counter()
+        mixed_model = search.find_formats()
+        if self.options.cache:
+            _quantize_caches(mixed_model.modules.values(), self.options.cache, calibration)
+        synchronize(loaded.device)
+        models = {
+            name: _as_quantized_model(loaded, name, module, name)
+            for name, module in mixed_model.modules.items()
+        }
+        return mixed_model, models, dict.fromkeys(models, time.perf_counter() - start)
 
     @property
     def _for_llama_cpp(self) -> bool:
-        return self.target is not None and self.target.tables
+        return self.engine is not None and self.engine.quantizes_embeddings
 
-    def _load(self) -> Model:
-        """Load the next model, as a decoder where a GGUF file is asked for.
+    def _load_next(self) -> Model:
+        """Load the next model, as a decoder if a file for llama.cpp is to be written.
 
         Raises:
-            WakefulError: it is quantized already, or no such file can hold it.
+            WakefulError: it is quantized already, or no GGUF file can hold it.
         """
         loaded = next(self.loading)
         if loaded.is_quantized:
@@ -292,212 +317,238 @@ class _Quantizer:
             check_gguf(loaded.decoder(), loaded.wakeful_tokenizer)
         return loaded
 
-    def _layers(self, plain: nn.Module) -> dict[str, nn.Module]:
-        """Return the layers to quantize; --bits counts the head apart, which then stays."""
+    def _layers_to_quantize(self, prepared: nn.Module) -> dict[str, nn.Module]:
+        """Return the layers to quantize by name; without the output head if --bits excludes it."""
         if all(scheme.weights is None for scheme in self.schemes):
             return {}
-        layers = linear_layers(plain, self.options.skip)
+        layers = linear_layers(prepared, self.options.skip)
         if self.options.bits and not self._for_llama_cpp:
-            head = _head(plain)
+            head = _output_head(prepared)
             layers = {name: layer for name, layer in layers.items() if layer is not head}
         return layers
 
-    def _costs(
-        self, loaded: Model, forms: Mapping[str, Model], measured: Sequence[Tensor]
+    def _measure_layer_costs(
+        self, loaded: Model, models: Mapping[str, Model], sequences: Sequence[Tensor]
     ) -> list[LayerCost]:
-        """Return what each layer costs alone."""
-        small = next(iter(forms.values())).module
-        label, count = f"{loaded.name}: layers alone", len(quantized_layers(small))
+        """Return the cost of each layer alone under the only scheme, with progress shown."""
+        quantized_model = next(iter(models.values())).module
+        label, count = f"{loaded.name}: layers alone", len(quantized_layers(quantized_model))
         return measure_layer_costs(
-            loaded.module, small, measured,
-            progress=lambda done: self.session.show.count(label, done, count),
+            loaded.module, quantized_model, sequences,
+            on_progress=lambda done: self.session.show.count(label, done, count),
         )  # fmt: skip
 
-    def _search(
-        self, loaded: Model, target: Target, plain: nn.Module, layers: Mapping[str, nn.Module],
-        calibration: Sequence[Tensor], tuning: Sequence[Tensor],
-    ) -> SmallestSearch:  # fmt: skip
-        """Return the search for the smallest model within the budget."""
+    def _create_search(
+        self, loaded: Model, engine: EngineFormats, prepared: nn.Module,
+        layers: Mapping[str, nn.Module], calibration: Sequence[Tensor], tuning: Sequence[Tensor],
+    ) -> FormatSearch:  # fmt: skip
+        """Return the search for formats of these layers within the budget of the options.
+
+        `calibration` sequences round layers and select formats; `tuning` sequences train scales.
+        """
         options, count, name = self.options, self.session.show.count, loaded.name
-        stored, decoder = loaded.export_dtype, as_decoder(plain)
-        tables, all_bytes = {}, state_bytes(plain, loaded.stored)
-        if target.tables and decoder is not None:
-            tables, stored = tables_of(decoder), torch.float16
-            all_bytes = gguf_bytes(decoder)
-        return SmallestSearch(
-            plain, layers, Budget(options.bits, options.bytes, options.loss),
-            *split_text(calibration), all_bytes=all_bytes, stored=stored, target=target,
-            tables=tables, arithmetic=options.arithmetic, tune=options.tune, tuning_text=tuning,
+        stored_dtype, decoder = loaded.export_dtype, as_decoder(prepared)
+        embeddings, model_bytes = {}, state_bytes(prepared, loaded.stored)
+        if engine.quantizes_embeddings and decoder is not None:
+            embeddings, stored_dtype = embedding_tables(decoder), torch.float16
+            model_bytes = gguf_bytes(decoder)
+        rounding_text, selection_text = split_text(calibration)
+        return FormatSearch(
+            prepared, layers, Budget(options.bits, options.bytes, options.loss),
+            rounding_text, selection_text, model_bytes=model_bytes, stored_dtype=stored_dtype,
+            engine=engine, embeddings=embeddings, arithmetic=options.arithmetic,
+            tuning_steps=options.tune, tuning_text=tuning,
             tuning_state=Path(options.tuning_state) if options.tuning_state else None,
             on_rounding=partial(count, f"{name}: layers in all formats"),
-            on_tuning=partial(count, f"{name}: steps of tuning"),
+            on_tuning=partial(count, f"{name}: steps of training scales"),
         )  # fmt: skip
 
-    def _schemes_of(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
-        """Return the scheme of each layer to save; any of the formats where they are chosen."""
+    def _schemes_to_save(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
+        """Return the scheme in which each layer will be saved; if formats are to be chosen, any
+        format that fits the layer.
+        """
         if not layers:
             return {}
-        if self.target is not None:
+        if self.engine is not None:
             return {
-                name: next(scheme for scheme in self.schemes if fits(layer, scheme))
+                name: next(scheme for scheme in self.schemes if scheme_fits(layer, scheme))
                 for name, layer in layers.items()
             }
-        parts = by_scheme(layers, self.schemes[0], self.others)
-        return {name: scheme for scheme, part in parts.items() for name in part}
+        groups = group_by_scheme(layers, self.schemes[0], self.layer_schemes)
+        return {name: scheme for scheme, group in groups.items() for name in group}
 
-    def _savable(
-        self, loaded: Model, plain: nn.Module, layers: Mapping[str, nn.Module]
+    def _savable_schemes(
+        self, loaded: Model, prepared: nn.Module, layers: Mapping[str, nn.Module]
     ) -> tuple[str, ...]:
-        """Return the schemes under which the model can be saved: those asked for, and w8a8."""
-        schemes = {} if self.others else {str(scheme): scheme for scheme in self.schemes}
+        """Return the names of the schemes, w8a8 among them, in which the model can be saved."""
+        schemes = {} if self.layer_schemes else {str(scheme): scheme for scheme in self.schemes}
+        schemes["w8a8"] = NAMED["w8a8"]
+
+        def tokenizer() -> Tokenizer | None:
+            return _tokenizer_to_write(loaded)
+
         return tuple(
-            name for name, scheme in {**schemes, "w8a8": NAMED["w8a8"]}.items()
-            if layers and can_compress(plain, scheme, layers, lambda: _written(loaded))
+            name for name, scheme in schemes.items()
+            if layers and can_compress(prepared, scheme, layers, tokenizer)
         )  # fmt: skip
 
-    def _tokens(self, loaded: Model, measured_text: EvaluationData, length: int) -> list[Tensor]:
-        """Return sequences to measure, then those to calibrate on, then those to tune on."""
-        bos, counts, texts = loaded.starts_with_bos(self.options.bos), self.counts, self.calibration
-        following = counts.calibration + counts.tuning
+    def _read_sequences(self, loaded: Model, text: EvaluationData, length: int) -> list[Tensor]:
+        """Return sequences to measure on, then to calibrate on, then to train scales on.
 
-        def read(measured_text: EvaluationData, number: int) -> list[list[int]]:
-            if not number:
+        Calibration texts give equally many sequences each; without such texts they follow the
+        measured ones in `text`.
+        """
+        bos, counts, texts = loaded.starts_with_bos(self.options.bos), self.counts, self.calibration
+
+        def read(data: EvaluationData, count: int) -> list[list[int]]:
+            if not count:
                 return []
-            return measured_text.sequences(loaded, length=length, num_sequences=number, bos=bos)
+            return data.sequences(loaded, length=length, num_sequences=count, bos=bos)
 
         if not texts:
-            sequences = read(measured_text, counts.measured + following)
+            sequences = read(text, counts.measured + counts.calibration + counts.tuning)
         else:
-            shares = [
-                [len(range(index, number, len(texts))) for index in range(len(texts))]
-                for number in (counts.calibration, counts.tuning)
-            ]
-            parts = [read(text, sum(both)) for text, *both in zip(texts, *shares, strict=True)]
-            calibration = [part[:number] for part, number in zip(parts, shares[0], strict=True)]
-            tuning = [part[number:] for part, number in zip(parts, shares[0], strict=True)]
-            sequences = read(measured_text, counts.measured)
-            if any(tokens in sequences for part in parts for tokens in part):
+            calibration: list[list[list[int]]] = []
+            tuning: list[list[list[int]]] = []
+            for index, calibration_text in enumerate(texts):
+                num_calibration = len(range(index, counts.calibration, len(texts)))
+                num_tuning = len(range(index, counts.tuning, len(texts)))
+                part = read(calibration_text, num_calibration + num_tuning)
+                calibration.append(part[:num_calibration])
+                tuning.append(part[num_calibration:])
+            sequences = read(text, counts.measured)
+            if any(tokens in sequences for part in (*calibration, *tuning) for tokens in part):
                 raise WakefulError(
                     "calibration_text begins with the sequences that are measured: name another "
                     "text, or leave it out"
                 )
             sequences += chain.from_iterable(calibration)
-            # A step of tuning reads texts in turn.
-            turns = chain.from_iterable(zip_longest(*tuning))
-            sequences += [tokens for tokens in turns if tokens is not None]
+            # A step of training reads the texts in turn.
+            in_turn = chain.from_iterable(zip_longest(*tuning))
+            sequences += [tokens for tokens in in_turn if tokens is not None]
         return [torch.tensor([tokens], device=loaded.device) for tokens in sequences]
 
     def _note_duration(
-        self, loaded: Model, layers: Mapping[str, nn.Module], tokens: Sequence[Tensor],
-        search: SmallestSearch | None,
+        self, loaded: Model, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor],
+        search: FormatSearch | None,
     ) -> None:  # fmt: skip
-        """Show how long quantizing and measuring may take, in forwards of a sequence."""
-        counts, number, seconds = self.counts, len(self.schemes), 0.0
+        """Show an estimate of how long quantizing and measuring take.
+
+        It is a number of forward passes over a sequence, of which one is timed; a search for
+        formats adds the seconds of rounding.
+        """
+        counts, num_models, seconds = self.counts, len(self.schemes), 0.0
         if not counts.measured:
             return
-        if search is None:  # calibration text is read for each scheme that wants it
+        if search is None:  # calibration text is read for each scheme that needs it
             forwards = counts.calibration * sum(
-                1.0 if scheme.method is None else scheme.method.passes(counts.calibration)
+                1.0 if scheme.method is None else scheme.method.forward_passes(counts.calibration)
                 for scheme in self.schemes if scheme.calibrated
             )  # fmt: skip
         else:  # formats are calibrated together; every fourth sequence scores and compares them
-            choosing = len(search.choosing_text)
-            forwards = 3 * (counts.calibration - choosing) + (3 + number + 3) * choosing
-            forwards += 4 * counts.tuning  # the model, and the small one forward and back
-            seconds, number = (
-                rounding_seconds(layers, search.target.schemes),
-                1 + len(search.compared),
-            )
-        # Measuring reads each sequence once, and every layer alone beside its quantized forms; a
-        # layer that is exchanged alone is read from its block on: half of the model.
-        forwards += 2 * (1 + number) * counts.measured
+            num_selection = len(search.selection_text)
+            forwards = 3 * (counts.calibration - num_selection)
+            forwards += (3 + num_models + 3) * num_selection
+            forwards += 4 * counts.tuning  # full precision, and quantized forward and back
+            seconds = estimate_rounding_seconds(layers, search.engine.schemes)
+            num_models = 1 + len(search.formats_to_measure)
+        # Measuring runs each model once and every layer alone in each format; a layer that is
+        # quantized alone is run from its block on: half of the model on average.
+        forwards += 2 * (1 + num_models) * counts.measured
         forwards += len(layers) / 2 * counts.measured if self.options.sensitivity else 0
         note_duration(
-            self.session.show, f"{loaded.name}: sequences", loaded, tokens=tokens[0].shape[1],
+            self.session.show, f"{loaded.name}: sequences", loaded, tokens=sequences[0].shape[1],
             total=counts.measured, passes=forwards / counts.measured, seconds=seconds,
-            forward=forward_seconds(loaded.module, tokens[0]),
+            forward=measure_forward_seconds(loaded.module, sequences[0]),
         )  # fmt: skip
 
-    def _quantized(
+    def _quantize_with(
         self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor]
     ) -> Model:
+        """Return a model quantized with one scheme, of this name, and with `layer_schemes`."""
         self.session.show.note(f"quantizing {loaded.name}: {name}")
-        others = self.others
-        calibrates = any(layer_scheme.calibrated for layer_scheme in (scheme, *others.values()))
+        schemes = (scheme, *self.layer_schemes.values())
         module = quantize_module(
             loaded.module, scheme, arithmetic=self.options.arithmetic,
-            calibration=calibration if calibrates else (),
-            skip=() if scheme.weights is None else self.options.skip, others=others,
-            passed=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
+            calibration=calibration if any(each.calibrated for each in schemes) else (),
+            skip=() if scheme.weights is None else self.options.skip,
+            layer_schemes=self.layer_schemes,
+            on_progress=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
         )  # fmt: skip
-        return _form(loaded, name, module, str(scheme))
+        return _as_quantized_model(loaded, name, module, str(scheme))
 
 
-def _target(options: QuantizeOptions) -> Target:
-    """Return the formats to choose among.
+def _engine_formats(options: QuantizeOptions) -> EngineFormats:
+    """Return the formats to choose from: the engine's, or the schemes that the options name.
 
     Raises:
-        WakefulError: the engine's file has no place for a scheme.
+        WakefulError: the engine's file cannot hold a scheme.
     """
-    target = TARGETS[options.for_]
-    if target.tables and options.cache:
-        raise WakefulError("--cache is of --for vllm: llama.cpp chooses its cache when it runs")
-    if target.tables and options.scheme:
+    engine = ENGINES[options.for_]
+    if engine.quantizes_embeddings and options.cache:
+        raise WakefulError(
+            "--cache needs --for vllm: llama.cpp sets the type of its cache when it runs"
+        )
+    if engine.quantizes_embeddings and options.scheme:
         raise WakefulError("--scheme gives the formats of --for vllm; llama.cpp has its own")
     if not options.scheme:
-        return target
-    schemes = chosen_schemes(options.scheme, options.scales)
+        return engine
+    schemes = expand_schemes(options.scheme, options.scales)
     for scheme in schemes:
         compressed_config({scheme: ()})
-    ordered = sorted(schemes, key=lambda scheme: format_bytes(scheme, 1, 128 * 128))
-    return replace(target, schemes={str(scheme): scheme for scheme in ordered})
+    ordered = sorted(schemes, key=lambda scheme: matrix_bytes(scheme, 1, 128 * 128))
+    return replace(engine, schemes={str(scheme): scheme for scheme in ordered})
 
 
 def _quantize_caches(
-    modules: Iterable[nn.Module], name: str, calibration: Sequence[Tensor]
+    modules: Iterable[nn.Module], format_name: str, calibration: Sequence[Tensor]
 ) -> None:
-    """Let models of chosen formats, changed in place, read keys and values in 8 bits."""
-    grid = E4M3(per="tensor") if name == "fp8" else Absmax(bits=8, per="tensor")
+    """Quantize the key/value caches of models to 8 bits ("fp8" or "int8"), in place."""
+    grid = E4M3(per="tensor") if format_name == "fp8" else Absmax(bits=8, per="tensor")
     for module in modules:
         scheme = scheme_of(module)
         assert scheme is not None
-        calibrate_cache(with_cache(module, replace(scheme, cache=grid)), calibration)
+        calibrate_cache(quantize_cache(module, replace(scheme, cache=grid)), calibration)
 
 
-def _form(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
-    """Return a model's quantized form."""
+def _as_quantized_model(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
+    """Return a loaded model with a quantized module, named after the scheme."""
     return replace(
         loaded, name=f"{loaded.name} {name}", module=module, path=None,
         architecture=f"{loaded.architecture}, {scheme}",
     )  # fmt: skip
 
 
-def _written(loaded: Model) -> Tokenizer | None:
-    """Return the tokenizer that is written beside a decoder; None where it is Transformers' own."""
+def _tokenizer_to_write(loaded: Model) -> Tokenizer | None:
+    """Return the tokenizer to write with a decoder; None for a Transformers model, which has its
+    own.
+    """
     return None if as_decoder(loaded.module) is None else loaded.wakeful_tokenizer
 
 
-def _head(model: nn.Module) -> nn.Module | None:
+def _output_head(model: nn.Module) -> nn.Module | None:
+    """Return a model's output head; None if it has none."""
     decoder = as_decoder(model)
     if decoder is not None:
         return decoder.head
-    find: Callable[[], nn.Module] | None = getattr(model, "get_output_embeddings", None)
-    return None if find is None else find()
+    get_head: Callable[[], nn.Module] | None = getattr(model, "get_output_embeddings", None)
+    return None if get_head is None else get_head()
 
 
-def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:
-    """Return each scheme under each kind of scales; one that cannot be static is dynamic only.
+def expand_schemes(names: Sequence[str], kinds: Sequence[ScaleKind]) -> list[Scheme]:
+    """Return the named schemes, each with every kind of activation scales that it allows.
 
-    One whose expression says static is static only. Modules that expressions name are imported.
+    With both kinds, a scheme that cannot be static is dynamic only; one whose expression says
+    static is static only. Modules that expressions name are imported.
 
     Raises:
-        WakefulError: a scheme is named twice, or only static scales are asked of one that has none.
+        WakefulError: a scheme is named twice, or cannot be static and only that is asked for.
     """
     schemes: list[Scheme] = []
     for name in names:
         scheme = parse_scheme(name, imports=True)
-        for kind in scales if scheme.scales == "dynamic" else ("static",):
-            if kind == "static" and "dynamic" in scales and not scheme.can_be_static:
+        for kind in kinds if scheme.scales == "dynamic" else ("static",):
+            if kind == "static" and "dynamic" in kinds and not scheme.can_be_static:
                 continue
             variant = scheme.with_scales(kind)
             if variant in schemes:
@@ -506,10 +557,11 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     return schemes
 
 
-def _check(options: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
-    if options.chooses and models > 1:
-        raise WakefulError(f"--bits, --bytes and --loss are of one model, and {models} are named")
-    if options.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
+def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_models: int) -> None:
+    """Raise `WakefulError` if the options do not fit the schemes or the number of models."""
+    if options.chooses_formats and num_models > 1:
+        raise WakefulError(f"--bits, --bytes and --loss take one model, and {num_models} are named")
+    if options.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or num_models > 1):
         raise WakefulError(
             "--sensitivity ranks the layers of one model under one scheme of weights, such as "
             "--scheme w4a16"
@@ -519,11 +571,15 @@ def _check(options: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> 
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
             f"--skip"
         )
-    if not options.save:
-        return
-    if models > 1:
-        raise WakefulError(f"--save writes one model, and {models} are named")
-    if len(schemes) > 1 and not options.chooses:
+    if options.save:
+        _check_save(options, schemes, num_models)
+
+
+def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models: int) -> None:
+    """Raise `WakefulError` if --save is asked for what cannot be saved, or names a bad place."""
+    if num_models > 1:
+        raise WakefulError(f"--save writes one model, and {num_models} are named")
+    if len(schemes) > 1 and not options.chooses_formats:
         raise WakefulError(
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
@@ -539,38 +595,40 @@ def _check(options: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> 
     saved, out = Path(options.save).resolve(), Path(options.out).resolve()
     if options.out and (saved.is_relative_to(out) or out.is_relative_to(saved)):
         raise WakefulError(
-            f"--save {options.save} and --out {options.out} are one folder or one inside the "
-            "other: name two"
+            f"--save {options.save} and --out {options.out} are the same folder or one is inside "
+            "the other: name two separate folders"
         )
     refuse_existing(Path(options.save))
 
 
-def _damage(
+def _measure_damage(
     loaded: Model,
-    forms: Mapping[str, Model],
+    models: Mapping[str, Model],
     schemes: dict[str, Scheme],
     seconds: dict[str, float],
     sequences: list[Tensor],
     show: Display,
 ) -> Damage:
-    name = f"{loaded.name}: sequences"
-    total = len(sequences)
-    show.count(name, 0, total)
+    """Measure quantized models (by scheme name) on sequences, with progress shown."""
+    label, total = f"{loaded.name}: sequences", len(sequences)
+    show.count(label, 0, total)
     measurement = measure_damage(
         loaded.name,
         loaded.module,
-        {scheme: form.module for scheme, form in forms.items()},
+        {scheme: model.module for scheme, model in models.items()},
         sequences,
-        progress=lambda done: show.count(name, done, total),
+        on_progress=lambda done: show.count(label, done, total),
     )
-    full = _bytes_before(loaded)
-    sizes = {scheme: state_bytes(form.module, form.stored) for scheme, form in forms.items()}
-    count = sum(parameter.numel() for parameter in loaded.module.parameters())
-    return Damage(measurement, schemes, full, sizes, seconds, count)
+    full_bytes = _original_bytes(loaded)
+    sizes = {scheme: state_bytes(model.module, model.stored) for scheme, model in models.items()}
+    num_parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+    return Damage(measurement, schemes, full_bytes, sizes, seconds, num_parameters)
 
 
-def _bytes_before(loaded: Model) -> int:
-    """Return the bytes of the files a model was read from; without those, what writing it takes."""
+def _original_bytes(loaded: Model) -> int:
+    """Return the bytes of the files that a model was loaded from; without files, the bytes that its
+    weights would take.
+    """
     path = loaded.path
     if path is not None and path.is_file():
         return path.stat().st_size
@@ -580,46 +638,50 @@ def _bytes_before(loaded: Model) -> int:
     return state_bytes(loaded.module, loaded.stored)
 
 
-def _method(
+def _method_table(
     loaded: Model,
     options: QuantizeOptions,
     text: str,
-    layers: int,
+    num_layers: int,
     length: int,
-    calibration: int,
+    num_calibration: int,
     machine: Environment,
 ) -> dict[str, str]:
-    texts = " and ".join(options.calibration_text)
-    where = f"sequences from the beginning of {texts}" if texts else "further sequences"
-    skipped = f", and what matches {', '.join(options.skip)}" if options.skip else ""
-    others = f"; of a scheme of their own: {', '.join(options.others)}" if options.others else ""
+    """Return the rows of the report's section on how the damage was measured, by title.
+
+    `text` is the name of the measured text, `length` the tokens of a sequence, and
+    `num_calibration` the number of calibration sequences, 0 if there are none.
+    """
+    layers = "none: keys and values are rounded as attention reads them"
+    if num_layers:
+        layers = (
+            f"{num_layers} linear layers; embeddings, norms and a head tied to an embedding stay"
+        )
+        layers += f", and what matches {', '.join(options.skip)}" if options.skip else ""
+        if options.layer_schemes:
+            layers += f"; with other schemes: {', '.join(options.layer_schemes)}"
+    calibration = {}
+    if num_calibration:
+        texts = " and ".join(options.calibration_text)
+        place = f"sequences from the beginning of {texts}" if texts else "further sequences"
+        calibration["Calibration"] = f"{num_calibration} {place}, for static scales and methods"
+    static = "; static: of the largest number of calibration text" if num_calibration else ""
     return {
         "Model": f"{loaded.name} ({loaded.architecture})",
-        "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
-        + skipped
-        + others
-        if layers
-        else "none: keys and values are rounded as attention reads them",
+        "Layers": layers,
         "Text": f"{text}, {options.num_sequences} sequences of {length} tokens from its "
         "beginning, the same for every scheme",
         "BOS": describe_bos(loaded, options.bos),
         "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
         f"model in {dtype_name(loaded)}",
-        "Intervals": f"±, or in parentheses, the {INTERVAL} over sequences, of a perplexity e to "
-        "its loss's; a change of the loss is paired, both models on the same tokens",
-        "KL": "of the quantized model's next-token distribution from the full-precision one's, "
+        "Intervals": f"± or in parentheses: the {INTERVAL} over sequences; of a perplexity, exp of "
+        "its loss's interval; of a change of the loss, paired on the same tokens",
+        "KL": "from the full-precision model's next-token distribution to the quantized model's, "
         "nats per token",
-        "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input; of a block with "
-        "all errors before it",
-        "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model; "
-        "max / mean: the largest |x| of a token over its mean |x|, the mean over tokens",
-        "Scales": "dynamic: of the tensor at hand, one sequence at a time"
-        + ("; static: the largest of calibration text" if calibration else ""),
-        **(
-            {"Calibration": f"{calibration} {where}, for static scales and methods"}
-            if calibration
-            else {}
-        ),
-        "Arithmetic": f"{options.arithmetic}; grids in float32; emulated schemes in float32",
+        "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input",
+        "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model",
+        "Scales": f"dynamic: of the current tensor, one sequence at a time{static}",
+        **calibration,
+        "Arithmetic": f"{options.arithmetic}; number formats and emulated schemes in float32",
         "Machine": str(machine),
     }

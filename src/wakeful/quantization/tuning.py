@@ -1,4 +1,4 @@
-"""Tuning of what a quantized file holds: scales, trained by KL with the codes fixed.
+"""Training of a quantized model's scales by KL, with the codes fixed.
 
 With codes q of layer W and scales s, Ŵ = q·s; s = s₀·exp(θ), θ trained by Adam on
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,181 +34,207 @@ from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.model.evaluating import evaluating
 from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
-from wakeful.quantization.measure import divergences, predicted
+from wakeful.quantization.measure import kl_per_sequence, logits_and_targets
 from wakeful.quantization.schemes import Absmax, Scheme
 from wakeful.quantization.schemes.grids import Ggml
 from wakeful.runs.run import replace_atomically, save_tensors
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 RATE = 1e-3
-"""Adam's rate for logarithms of scales."""
+"""Learning rate of Adam, for θ."""
 _TOKENS = 1024
-"""Tokens of a step, about."""
+"""Approximate number of tokens of a step."""
 _SECONDS_BETWEEN_STATES = 60.0
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's, of each parameter."""
+"""Names of Adam's moments in its state."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Effect of tuning on text that trained nothing."""
+    """Effect of training the scales, on text that was not used for training."""
 
     steps: int
     before: Estimate
     """KL from the model in full precision, nats per token."""
     after: Estimate
     improved: bool
-    """True where the tuned scales stay: KL falls by more than its 95% interval, paired."""
+    """True where the trained scales are used: KL falls by more than its paired 95% interval."""
 
 
 def sequences_per_step(length: int) -> int:
-    """Return the number of sequences of `length` tokens that a step reads."""
+    """Return the number of sequences of `length` tokens that one step of training reads."""
     return max(1, _TOKENS // length)
 
 
 def tune_scales(
     model: nn.Module,
-    small: nn.Module,
+    quantized_model: nn.Module,
     text: Sequence[Int[Tensor, "1 L"]],
-    check: Sequence[Int[Tensor, "1 L"]],
+    validation_text: Sequence[Int[Tensor, "1 L"]],
     *,
     steps: int,
     rate: float = RATE,
     state: Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Tuning:
-    """Train the scales of `small`, made of `model`, in place, on `text` in turn.
+    """Train the scales of a quantized model, in place, by KL from the full-precision `model`.
 
-    The untuned scales stay unless KL on `check` falls by more than its paired interval. `state` is
-    a file to which the state of training is written every minute, and from which it goes on.
+    Steps read the sequences of `text` in turn. The untrained scales are restored unless KL on the
+    validation text falls by more than its paired 95% interval. `state` is a file to which the state
+    of training is written every minute; if it exists, training continues from it.
 
     Raises:
-        WakefulError: `state` is not of this training.
+        WakefulError: `state` is a file of another training.
     """
     layers = {
-        name: layer for name, layer in quantized_layers(small).items() if is_tunable(layer.scheme)
+        name: layer
+        for name, layer in quantized_layers(quantized_model).items()
+        if is_tunable(layer.scheme)
     }
-    first = {name: layer.scale for name, layer in layers.items()}
-    logarithms = {
+    initial_scales = {name: layer.scale for name, layer in layers.items()}
+    log_ratios = {
         name: torch.zeros_like(scale, dtype=torch.float32, requires_grad=True)
-        for name, scale in first.items()
+        for name, scale in initial_scales.items()
     }
-    optimizer = torch.optim.Adam(list(logarithms.values()), lr=rate)
-    begin, identity = 0, ""
+    parameters = list(log_ratios.values())
+    optimizer = torch.optim.Adam(parameters, lr=rate)
+    begin, digest = 0, ""
     if state is not None:
-        identity = _identity(layers.values(), text, steps, rate)
-        begin = _resume(state, optimizer, logarithms, identity) if state.exists() else 0
-    (before,) = divergences(model, [small], check)
+        digest = _training_digest(layers.values(), text, steps, rate)
+        begin = _load_state(state, optimizer, log_ratios, digest) if state.exists() else 0
+    (before,) = kl_per_sequence(model, [quantized_model], validation_text)
     size, saved = sequences_per_step(text[0].shape[1]), time.monotonic()
     on_progress(begin, steps)
-    with evaluating(small), _trained(layers, first, logarithms):
+    with evaluating(quantized_model), _trainable_scales(layers, initial_scales, log_ratios):
         for step in range(begin, steps):
-            places = range(step * size, (step + 1) * size)
-            tokens = torch.cat([text[number % len(text)] for number in places])
-            _learn(model, small, tokens, list(logarithms.values()))
+            indices = range(step * size, (step + 1) * size)
+            tokens = torch.cat([text[index % len(text)] for index in indices])
+            _set_kl_gradients(model, quantized_model, tokens, parameters)
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.step()
-            late = time.monotonic() - saved > _SECONDS_BETWEEN_STATES
-            if state is not None and (late or step + 1 == steps):
-                _save_state(state, optimizer, logarithms, identity, step + 1)
+            is_due = time.monotonic() - saved > _SECONDS_BETWEEN_STATES
+            if state is not None and (is_due or step + 1 == steps):
+                _save_state(state, optimizer, log_ratios, digest, step + 1)
                 saved = time.monotonic()
             on_progress(step + 1, steps)
     for name, layer in layers.items():
-        layer.scale = _tuned(layer, first[name], logarithms[name].detach())
-    (after,) = divergences(model, [small], check)
-    gain, error = mean_and_error([a - b for a, b in zip(before, after, strict=True)])
-    improved = gain - interval_half_width(error, len(check)) > 0
+        layer.scale = _tuned_scale(layer, initial_scales[name], log_ratios[name].detach())
+    (after,) = kl_per_sequence(model, [quantized_model], validation_text)
+    decrease, error = mean_and_error([a - b for a, b in zip(before, after, strict=True)])
+    improved = decrease - interval_half_width(error, len(validation_text)) > 0
     if not improved:
         for name, layer in layers.items():
-            layer.scale = first[name]
+            layer.scale = initial_scales[name]
     return Tuning(steps, mean_and_error(before), mean_and_error(after), improved)
 
 
-def _learn(
-    model: nn.Module, small: nn.Module, tokens: Int[Tensor, "B L"], parameters: Sequence[Tensor]
+def _set_kl_gradients(
+    model: nn.Module,
+    quantized_model: nn.Module,
+    tokens: Int[Tensor, "B L"],
+    parameters: Sequence[Tensor],
 ) -> None:
-    """Set the parameters' gradients of KL(model ‖ small) per predicted token."""
+    """Set the parameters' gradients of the mean KL(model ‖ quantized_model) per predicted token."""
     with torch.no_grad():
-        target = predicted(model, tokens)[0].float().log_softmax(-1)
+        target = logits_and_targets(model, tokens)[0].float().log_softmax(-1)
     with torch.enable_grad():
-        logits = predicted(small, tokens)[0].float().log_softmax(-1)
-        loss = F.kl_div(logits, target, reduction="batchmean", log_target=True)
+        log_probs = logits_and_targets(quantized_model, tokens)[0].float().log_softmax(-1)
+        loss = F.kl_div(log_probs, target, reduction="batchmean", log_target=True)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
-def with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
-    """Return a layer that shares all buffers and may be given another scale."""
-    own = copy.copy(layer)
-    own._buffers = dict(layer._buffers)
-    return own
+def copy_with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
+    """Return a copy of a layer that shares all buffers, but whose scale can be replaced."""
+    copied = copy.copy(layer)
+    copied._buffers = dict(layer._buffers)
+    return copied
 
 
 def is_tunable(scheme: Scheme) -> bool:
-    """Tell whether a scheme's scales are numbers of whole ones, and nothing else is rounded."""
+    """Tell whether the scales of a scheme can be trained: it quantizes weights only, to whole
+    numbers without zero points.
+    """
     return isinstance(scheme.weights, Absmax | Ggml) and not scheme.activations
 
 
-def _tuned(
-    layer: QuantizedLinear, first: Float[Tensor, "N G"], logarithm: Float[Tensor, "N G"]
+def _tuned_scale(
+    layer: QuantizedLinear, initial: Float[Tensor, "N G"], log_ratio: Float[Tensor, "N G"]
 ) -> Float[Tensor, "N G"]:
-    """Return s₀·exp(θ) as the file stores it."""
-    return (first.float() * logarithm.exp()).to(layer.grid.scale_type)
+    """Return the trained scale s = s₀·exp(θ) in the dtype in which the layer stores scales."""
+    return (initial.float() * log_ratio.exp()).to(layer.grid.scale_type)
 
 
-class _Scaled(torch.autograd.Function):
-    """x Ŵᵀ, with the gradients of x and of θ; Ŵ is dequantized again for them."""
+class _TunedLinear(torch.autograd.Function):
+    """x Ŵᵀ with gradients for x and for θ, the logarithm of the scales' ratio to initial ones.
+
+    Ŵ is dequantized again in the backward pass, to save memory.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Float[Tensor, "M K"], logarithm: Tensor, layer: QuantizedLinear, first: Tensor
+        ctx: Any,
+        x: Float[Tensor, "M K"],
+        log_ratio: Tensor,
+        layer: QuantizedLinear,
+        initial_scale: Tensor,
     ) -> Float[Tensor, "M N"]:
+        """Return x Ŵᵀ, with scales s₀·exp(θ), (N, G) or (1, 1), as the layer would store them."""
         operands = layer.operands
-        scale = _tuned(layer, first, logarithm).float()
+        scale = _tuned_scale(layer, initial_scale, log_ratio).float()
         ctx.operands = replace(operands, scales=replace(operands.scales, scale=scale))
         ctx.save_for_backward(x)
-        return x @ ctx.operands.dequantized().T
+        return x @ ctx.operands.dequantize().T
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Float[Tensor, "M N"]
     ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and of θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over weights that share a scale.
+
+        Rounding of the scale to its stored dtype is treated as the identity.
+        """
         (x,), operands = ctx.saved_tensors, ctx.operands
-        weight, scale = operands.dequantized(), operands.scales.scale
-        of_weight = (gradient.T @ x).mul_(weight)
-        of_groups = of_weight.unflatten(1, (scale.shape[1], -1)).sum(-1)
-        return gradient @ weight, of_groups.sum_to_size(scale.shape), None, None
+        weight, scale = operands.dequantize(), operands.scales.scale
+        weight_products = (gradient.T @ x).mul_(weight)
+        group_sums = weight_products.unflatten(1, (scale.shape[1], -1)).sum(-1)
+        return gradient @ weight, group_sums.sum_to_size(scale.shape), None, None
 
 
 @contextmanager
-def _trained(
+def _trainable_scales(
     layers: Mapping[str, QuantizedLinear],
-    first: Mapping[str, Tensor],
-    logarithms: Mapping[str, Tensor],
+    initial_scales: Mapping[str, Tensor],
+    log_ratios: Mapping[str, Tensor],
 ) -> Iterator[None]:
-    """Let layers compute with scales that have a gradient."""
+    """Make layers compute with trainable scales s₀·exp(θ) within the context.
+
+    By layer name, `initial_scales` are s₀ and `log_ratios` θ.
+    """
 
     def multiply(name: str, layer: QuantizedLinear, x: Tensor) -> Tensor:
         rows = x.float().reshape(-1, layer.in_features)
-        y = _Scaled.apply(rows, logarithms[name], layer, first[name])
+        y = _TunedLinear.apply(rows, log_ratios[name], layer, initial_scales[name])
         y = y if layer.bias is None else y + layer.bias.float()
         return y.to(x.dtype).view(*x.shape[:-1], layer.out_features)
 
     try:
         for name, layer in layers.items():
-            layer.linear = lambda x, name=name, layer=layer: multiply(name, layer, x)
+            layer.linear = partial(multiply, name, layer)
         yield
     finally:
         for layer in layers.values():
             del layer.linear
 
 
-def _identity(
+def _training_digest(
     layers: Iterable[QuantizedLinear], text: Sequence[Tensor], steps: int, rate: float
 ) -> str:
-    """Return a digest of what a training begins with."""
+    """Return a digest of a training's layers, text and settings, by which a saved state is
+    recognized.
+    """
     digest = hashlib.sha256(f"{steps} {rate}".encode())
     for tensor in (*(part for layer in layers for part in (layer.integers, layer.scale)), *text):
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -215,36 +242,42 @@ def _identity(
 
 
 def _save_state(
-    file: Path, optimizer: torch.optim.Optimizer, logarithms: Mapping[str, Tensor],
-    identity: str, step: int,
+    file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor],
+    digest: str, step: int,
 ) -> None:  # fmt: skip
-    tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in logarithms.items()}
-    for name, tensor in logarithms.items():
+    """Write θ and Adam's moments by layer name, with the digest of the training and the step."""
+    tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
+    for name, tensor in log_ratios.items():
         moments = optimizer.state[tensor]
-        tensors |= {f"{name}.{kind}": moments[kind] for kind in _MOMENTS if kind in moments}
+        tensors |= {f"{name}.{key}": moments[key] for key in _MOMENTS if key in moments}
     with replace_atomically(file) as part:
-        save_tensors(tensors, part, {"identity": identity, "step": str(step)})
+        save_tensors(tensors, part, {"identity": digest, "step": str(step)})
 
 
-def _resume(
-    file: Path, optimizer: torch.optim.Optimizer, logarithms: Mapping[str, Tensor], identity: str
+def _load_state(
+    file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor], digest: str
 ) -> int:
-    """Take over the state of a training; return the steps done."""
+    """Load θ and Adam's moments from a file, in place; return the number of steps done.
+
+    Raises:
+        WakefulError: the file is no such state, or of a training with another digest.
+    """
     try:
         with safe_open(file, framework="pt") as tensors:
             metadata, names = tensors.metadata() or {}, set(tensors.keys())
-            if metadata.get("identity") != identity:
+            if metadata.get("identity") != digest:
                 raise WakefulError(
                     f"{file} is the state of tuning another model, other text or other steps: name "
                     "another file"
                 )
             step = int(metadata["step"])
-            for name, logarithm in logarithms.items():
-                logarithm.data.copy_(tensors.get_tensor(f"{name}.logarithm"))
-                optimizer.state[logarithm] = {"step": torch.tensor(float(step))} | {
-                    kind: tensors.get_tensor(f"{name}.{kind}").to(logarithm.device)
-                    for kind in _MOMENTS if f"{name}.{kind}" in names
+            for name, log_ratio in log_ratios.items():
+                log_ratio.data.copy_(tensors.get_tensor(f"{name}.logarithm"))
+                moments = {
+                    key: tensors.get_tensor(f"{name}.{key}").to(log_ratio.device)
+                    for key in _MOMENTS if f"{name}.{key}" in names
                 }  # fmt: skip
+                optimizer.state[log_ratio] = {"step": torch.tensor(float(step)), **moments}
     except (SafetensorError, OSError) as error:
         raise WakefulError(f"{file} is no state of tuning ({error}): name another file") from None
     return step

@@ -84,7 +84,7 @@ def check_replaceable(decoder: Decoder) -> None:
             raise WakefulError(
                 f"model.{field} = {actual}: sinks are put into models whose {field} is {required}"
             )
-    if config.narrowed:
+    if config.has_short_window:
         raise WakefulError(
             f"model.window = {config.window}: sinks stand for one token that every layer sees; "
             "--prefix auto stores one that no window hides"

@@ -67,7 +67,7 @@ def _key_shift(
     if decoder.config.qk_norm:
         shift = torch.zeros_like(key)
         return shift, shift.expand(rotated_shape)
-    name = decoder.config.rotation_of(layer)
+    name = decoder.config.rope_table_name(layer)
     if not name:
         return key, key.expand(rotated_shape)
     cos, sin = decoder.get_submodule(name)(slice(1, length + 1))

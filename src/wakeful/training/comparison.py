@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 
 from wakeful.config.reading import FigureFormat, TableFormat
-from wakeful.config.rows import rows_of
+from wakeful.config.rows import read_rows
 from wakeful.config.rules import check_rules
-from wakeful.config.schema import TRAINED, Config, chosen_variants
+from wakeful.config.schema import TRAINED, Config, select_variants
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful.reports.html import write_page
 from wakeful.reports.result import ResultPage
@@ -99,8 +99,8 @@ def compare(
             trained, a text cannot be read, `out` exists (or, with `resume`, holds other variants),
             or a run fails. What can be checked is checked before anything is written.
     """
-    rows = rows_of(configs)
-    variants, seeds = chosen_variants(rows.variants, only), rows.seeds(seeds)
+    rows = read_rows(configs)
+    variants, seeds = select_variants(rows.variants, only), rows.choose_seeds(seeds)
     layouts = list(dict.fromkeys([*layouts, *rows.layouts]))
     if len(variants) < 2 and not (variants and resume):
         variant = repr(next(iter(variants))) if variants else "nothing"

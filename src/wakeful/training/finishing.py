@@ -54,7 +54,7 @@ def quantization_damage(
     return {
         scheme: {
             "perplexity": finite_or_none(damage.perplexity(scheme)[0]),
-            "increase": finite_or_none(damage.increase(scheme)[0]),
+            "increase": finite_or_none(damage.perplexity_increase(scheme)[0]),
             "divergence": finite_or_none(damage.divergence(scheme)[0]),
         }
         for scheme in settings.schemes

@@ -99,7 +99,7 @@ def resolve_config(config: Config, data: Data, model: ModelConfig | None = None)
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
     )
     if model is None:
-        return dataclasses.replace(config, model=config.model.of_tokens(data.vocab_size))
+        return dataclasses.replace(config, model=config.model.with_vocabulary(data.vocab_size))
     if data.vocab_size > model.vocab_size:
         raise WakefulError(
             f"the vocabularies differ: the text has ids up to {data.vocab_size - 1}, and the model "

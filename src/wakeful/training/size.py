@@ -34,9 +34,9 @@ def run_size(config: Config) -> Size:
     model, train, data = config.model, config.train, config.data
     task = task_of(data.source)
     if task is not None:
-        model = model.of_tokens(len(task.characters) + 1)
+        model = model.with_vocabulary(len(task.characters) + 1)
     elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
-        model = model.of_tokens(data.vocab_size)
+        model = model.with_vocabulary(data.vocab_size)
     parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
     short = 2 if train.dtype == "bfloat16" else 4

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from wakeful.config.rows import flat
+from wakeful.config.rows import flatten_config
 from wakeful.estimates import (
     Estimate,
     confidence_interval,
@@ -244,7 +244,7 @@ def smoothing_window(comparison: ComparedRuns) -> int:
 def differing_fields(comparison: ComparedRuns) -> list[tuple[str, list[str]]]:
     """Return each configuration field that differs between variants, with each variant's value."""
     runs = [comparison.of(variant)[0] for variant in comparison.variants]
-    tables = [flat(run.config) for run in runs]
+    tables = [flatten_config(run.config) for run in runs]
     return [
         (field, [_value_text(table[field]) for table in tables])
         for field in tables[0]

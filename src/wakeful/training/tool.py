@@ -8,7 +8,7 @@ import polars as pl
 
 from wakeful.config.reading import FigureFormat
 from wakeful.config.rules import check_rules
-from wakeful.config.schema import TRAINED, Config, config_from
+from wakeful.config.schema import TRAINED, Config, load_config
 from wakeful.errors import WakefulError
 from wakeful.reports.result import StoredResult, first_process_display
 from wakeful.reports.value import Report
@@ -90,7 +90,7 @@ def train(
         raise WakefulError("steps lengthens a run that is resumed; train={'steps': ...} a new one")
     if resume and (out or changes):
         raise WakefulError("a resumed run has its own folder and configuration: leave them out")
-    full_config = Config() if config is None else config_from(config, **changes)
+    full_config = Config() if config is None else load_config(config, **changes)
     folder = Path(resume or out or f"runs/{folder_name(full_config.name)}")
     if not resume:
         check_rules(full_config.data, TRAINED)

@@ -24,7 +24,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
-from wakeful.config.tables import TomlTable, from_table, merged, parse_toml
+from wakeful.config.tables import TomlTable, from_table, merge_tables, parse_toml
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful_papers.exhibits.outcomes import Claimed
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
@@ -318,7 +318,7 @@ def _read(name: str) -> Exhibit:
         {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
     )  # fmt: skip
     scales = {
-        scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
+        scale: merge_tables(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
         for scale in SCALES
     }
     directions = _claims(table) if spec.directions or not spec.claims else ()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wakeful.config.reading import LENGTH
-from wakeful.config.rows import rescaled
+from wakeful.config.rows import rescale_rows
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import (
     COMPARISON_KEYS,
@@ -18,16 +18,16 @@ from wakeful.config.schema import (
     Config,
     config_from_table,
     config_to_table,
-    seeds_of,
-    variants_of,
+    read_seeds,
+    split_variants,
 )
 from wakeful.config.tables import (
     TomlTable,
     from_table,
-    merged,
+    merge_over_preset,
+    merge_tables,
     nest_value,
-    on_preset,
-    own_table,
+    read_preset_table,
     to_table,
 )
 from wakeful.digests import joined_sha256, json_digest
@@ -323,7 +323,7 @@ def plan_of(
             f"{exhibit.name} lists settings and has nothing to measure: {exhibit.settings}"
         )
     own = exhibit.compare or {}
-    own = own_table(own) if isinstance(own, str) else own
+    own = read_preset_table(own) if isinstance(own, str) else own
     common = {key: value for key, value in own.items() if key not in (*COMPARISON_KEYS, "preset")}
     settings: TomlTable = dict(exhibit.scales[scale])
     by_group, by_row = settings.pop("groups", {}), settings.pop("variants", {})
@@ -337,13 +337,13 @@ def plan_of(
     tuning = None if rule is None else from_table(Tuning, rule)
     exhibit = dataclasses.replace(exhibit, looks=settings.pop("looks", exhibit.looks))
     asks = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
-    asked = tuple(seeds or seeds_of(settings))
+    asked = tuple(seeds or read_seeds(settings))
     if len(set(asked)) < len(asked) or not all(0 <= seed < 2**63 for seed in asked):
         raise WakefulError(f"seeds are different numbers in [0, 2**63), got {list(asked)}")
     start = {"preset": own["preset"]} if "preset" in own else {}
-    target = merged(merged(start, common), settings)
+    target = merge_tables(merge_tables(start, common), settings)
     for name, value in (changes or {}).items():
-        target = merged(target, nest_value(name, value))
+        target = merge_tables(target, nest_value(name, value))
     to = config_from_table(_plain(target, exhibit.name))
     table = _plain({**start, **common}, exhibit.name)
     native = config_from_table(table)
@@ -360,17 +360,17 @@ def plan_of(
     for group, fields in groups.items():
         if exhibit.inherit is not None:
             own_heirs = exhibit.groups[group].inherit if group in exhibit.groups else {}
-            heirs[group] = from_table(Heirs, merged(to_table(exhibit.inherit), own_heirs))
-        rows = variants_of("reference", {**merged(table, fields), **variants})
+            heirs[group] = from_table(Heirs, merge_tables(to_table(exhibit.inherit), own_heirs))
+        rows = split_variants("reference", {**merge_tables(table, fields), **variants})
         # A group's own fields are laid over the scale's, those of its rows over both.
         configs = {
             name: config_from_table(entry) for name, entry in rows.items() if name not in without
         }
-        for name, config in rescaled(configs, native, to).items():
-            over = merged(by_group.get(group, {}), by_row.get(name, {}))
+        for name, config in rescale_rows(configs, native, to).items():
+            over = merge_tables(by_group.get(group, {}), by_row.get(name, {}))
             whole = config
             if over:
-                whole = config_from_table(merged(config_to_table(config), over))
+                whole = config_from_table(merge_tables(config_to_table(config), over))
             check_rules(whole.data, TRAINED)
             jobs.append(Job(group, name, whole))
     plan = Plan(
@@ -509,5 +509,5 @@ def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
 
 def _plain(table: TomlTable, name: str) -> TomlTable:
     """Return a table on top of its preset, without what is said of a comparison."""
-    whole = on_preset(table, name)
+    whole = merge_over_preset(table, name)
     return {key: value for key, value in whole.items() if key not in COMPARISON_KEYS}

@@ -207,7 +207,7 @@ def look(
         forms = {scheme: quantize_module(model.module, scheme) for scheme in schemes}
         found = measure_damage(model.name, model.module, forms, rows)
         for scheme in schemes:
-            figures[f"increase_{scheme}"] = found.increase(scheme)[0]
+            figures[f"increase_{scheme}"] = found.perplexity_increase(scheme)[0]
             figures[f"damage_{scheme}"] = found.loss_increase(scheme)[0]
     return seen.rows, figures
 

@@ -202,7 +202,7 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
     rotary = config.positions == "rotary"
     shape = config.shape
     differs = config.rope != "plain" or config.local_theta != config.rope_theta
-    local = config.local_layers if differs or config.narrowed else ()
+    local = config.local_layers if differs or config.has_short_window else ()
     return dataclasses.replace(
         config,
         num_kv_heads=shape.num_kv_heads,
@@ -215,7 +215,7 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
         rope_theta=config.rope_theta if rotary else 10_000.0,
         local_layers=local,
         local_theta=config.local_theta if local else 0.0,
-        window=config.window if config.narrowed else 0,
+        window=config.window if config.has_short_window else 0,
         normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
@@ -272,5 +272,5 @@ def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
 def window_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of Transformers that say which layers have a window, and which."""
     kinds = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
-    window = config.window if config.narrowed else config.max_length
+    window = config.window if config.has_short_window else config.max_length
     return {"sliding_window": window, "layer_types": kinds}

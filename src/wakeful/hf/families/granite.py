@@ -94,7 +94,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
         for n in range(config.num_layers)
     ]
     narrow = window_fields(
-        config if config.narrowed else dataclasses.replace(config, local_layers=())
+        config if config.has_short_window else dataclasses.replace(config, local_layers=())
     )
     return SWA(**common, **narrow, layer_rope_theta=bases)
 

@@ -90,7 +90,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     common: dict[str, Any] = shared_fields(config) | {"head_dim": config.shape.head_width}
     biased: dict[str, Any] = {"attention_bias": config.out_bias}
     narrow: dict[str, Any] = {}
-    if config.narrowed:
+    if config.has_short_window:
         narrow = base.window_fields(config) | {"use_sliding_window": True}
     if config.local_layers and not config.local_theta:
         turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
@@ -98,7 +98,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
         return SmolLM3Config(**common, **narrow, **biased, no_rope_layers=turned)
     if config.qk_norm:
         return Qwen3Config(**common, **narrow, **biased)
-    if config.narrowed and not config.qkv_bias:
+    if config.has_short_window and not config.qkv_bias:
         return MistralConfig(**common, sliding_window=config.window)
     if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
         return Qwen2Config(**common, **narrow)

@@ -19,7 +19,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip
-    if len(config.local_layers) == config.num_layers and config.narrowed:
+    if len(config.local_layers) == config.num_layers and config.has_short_window:
         fields["sliding_window"] = config.window
     return Phi3Config(**fields, pad_token_id=None)
 

@@ -30,13 +30,14 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
 
 
 class Scheme(FieldVariant):
-    """Computation of a quantized linear layer: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
+    """Number formats of a quantized linear layer, ŷ = Q_out(Q_in(x) Ŵᵀ + b); None leaves a tensor
+    in full precision.
 
-    Activation scales are `dynamic` (of the current tensor) or `static` (of calibration text). A
-    `method` looks at calibration text too. `cache` is the grid of the keys and values that
-    attention reads: of each head and token, or of a channel or a layer's tensor and then of
-    calibration text. Two schemes are equal where they state the same; `str`
-    prefers the short name of one.
+    Activation scales are `dynamic`, computed from the current tensor, or `static`, from calibration
+    text. A `method` uses calibration text too. `cache` is the format of the keys and values that
+    attention reads, with scales per head and token, or per channel or per layer's tensor from
+    calibration text. Two schemes are equal if their formats, method and kind of scales are; `str`
+    prefers a short name.
     """
 
     weights: Grid | None = None
@@ -47,6 +48,7 @@ class Scheme(FieldVariant):
     cache: Grid | None = None
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if the number formats do not go together."""
         if self.weights is None and (self.cache is None or self.activations or self.method):
             raise WakefulError("a scheme has weights, or a cache and nothing else")
         for part, grid in (("weights", self.weights), *self.activations, ("cache", self.cache)):
@@ -69,13 +71,13 @@ class Scheme(FieldVariant):
 
     @property
     def activations(self) -> list[tuple[str, Grid]]:
-        """The grids of inputs and outputs, where there are any."""
+        """The formats of inputs and outputs that are quantized: ("inputs", grid) and so on."""
         grids = (("inputs", self.inputs), ("outputs", self.outputs))
         return [(part, grid) for part, grid in grids if grid is not None]
 
     @property
     def can_be_static(self) -> bool:
-        """True where it has activation scales and the outermost of each is per tensor."""
+        """True where there are activation scales and the outermost of each is per tensor."""
         return bool(self.activations) and all(
             grid.per == "tensor" and (grid.two_scales or not grid.group)
             for _, grid in self.activations
@@ -83,23 +85,23 @@ class Scheme(FieldVariant):
 
     @property
     def rounding(self) -> Method:
-        """Rounding of weights: by the method, or to nearest."""
+        """The method by which weights are rounded; by default to nearest."""
         return self.method or Method()
 
     @property
     def calibrated(self) -> bool:
-        """True where it needs calibration text."""
-        return self.scales == "static" or self.method is not None or self.caches_by_text
+        """True where the scheme needs calibration text."""
+        return self.scales == "static" or self.method is not None or self.calibrates_cache
 
     @property
-    def caches_by_text(self) -> bool:
-        """True where the cache's scales come from calibration text, as those of channels must."""
+    def calibrates_cache(self) -> bool:
+        """True where the cache's scales come from calibration text: all but those per token."""
         return self.cache is not None and self.cache.per != "token"
 
     @property
     def emulated(self) -> bool:
-        """True where products are those of the dequantized numbers, for want of a kernel: of
-        floating-point formats, and of groups where inputs are quantized too.
+        """True where dequantized numbers are multiplied because there is no kernel for the codes:
+        in floating-point formats, and in groups where activations are quantized too.
         """
         grids = [grid for grid in (self.weights, self.inputs, self.outputs) if grid is not None]
         grouped = bool(self.activations) and any(grid.group for grid in grids)
@@ -107,12 +109,14 @@ class Scheme(FieldVariant):
 
     @property
     def expression(self) -> str:
-        """The expression that `parse_scheme` reads back, as the scheme's class spells it."""
+        """The expression from which `parse_scheme` makes this scheme, such as
+        "w4a16(method=gptq)".
+        """
         return Variant.__str__(self)
 
     @property
     def definition(self) -> str:
-        """The expression that spells out each grid, without the kind of scales."""
+        """The expression that spells out every number format, without the kind of scales."""
         names = (field.name for field in fields(Scheme) if field.name != "scales")
         return Scheme(**{name: getattr(self, name) for name in names}).expression
 
@@ -124,10 +128,12 @@ class Scheme(FieldVariant):
         return copied
 
     def __str__(self) -> str:
+        """Return the scheme's short name if there is one, else its expression; "fine static"."""
         dynamic = self.with_scales("dynamic")
-        own = dynamic.expression
-        named = (name for name, scheme in NAMED.items() if scheme == dynamic)
-        name = own if own in NAMED else next(named, own)
+        name = dynamic.expression
+        if name not in NAMED:
+            names = (short for short, scheme in NAMED.items() if scheme == dynamic)
+            name = next(names, name)
         return name if self.scales == "dynamic" else f"{name} {self.scales}"
 
     def __eq__(self, value: object) -> bool:
@@ -142,7 +148,7 @@ class Scheme(FieldVariant):
 
 
 class StatedScheme(Scheme):
-    """Any grids: `scheme(weights=absmax(bits=6, per="channel"))`."""
+    """Any number formats: `scheme(weights=absmax(bits=6, per="channel"))`."""
 
     name = "scheme"
     examples = ("scheme(weights=absmax(bits=6, per='tensor'), inputs=absmax(bits=8, per='token'))",)
@@ -278,20 +284,22 @@ NAMED: dict[str, Scheme] = {
 def parse_scheme(
     expression: str | Scheme, scales: ScaleKind | None = None, *, imports: bool = False
 ) -> Scheme:
-    """Return a scheme, given itself or as an expression, with these scales in place of its own.
+    """Return the scheme that an expression describes, or the given scheme, optionally with another
+    kind of scales.
 
     An expression is a name ("fine"), `scheme(weights=absmax(bits=6, per="channel"))`, or
-    `my_module:MyScheme(...)`, whose module `imports` lets be imported: only for what the user
-    wrote.
+    `my_module:MyScheme(...)`. Such a module is imported only if `imports` is true: set that only
+    for what the user wrote.
 
     Raises:
-        WakefulError: the expression does not parse, or what it says makes no scheme.
+        WakefulError: the expression does not parse, or it describes something else than a scheme.
     """
     scheme = expression
     if isinstance(expression, str):
         scheme = build("quantization.schemes", expression, imports=imports)
     if not isinstance(scheme, Scheme):
         raise WakefulError(
-            f"{expression} is a grid; a scheme says of what: scheme(weights={expression})"
+            f"{expression} is a number format; a scheme says of which tensor: "
+            f"scheme(weights={expression})"
         )
     return scheme if scales is None else scheme.with_scales(scales)

@@ -1,4 +1,4 @@
-"""Grids: the numbers that real ones are rounded to, and who shares a scale.
+"""Grids: number formats of quantized tensors, and which values share a scale.
 
 x̂ = (q − z)·s with a scale s, a zero point z (0 where there is none) and q a whole number between
 `low` and `high` (From Attention to Activation, section 5.2), or a number of an 8- or 4-bit floating
@@ -25,9 +25,10 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Scales:
-    """The step of a grid and the number that means zero.
+    """Scales of a quantized tensor x (M, K), its zero points, and how they map to x.
 
-    Both are (M, 1) or (1, 1), or of `group` channels each (M, G); the last group may be shorter.
+    `scale` and `zero` are (M, 1), one per row; (1, 1), one for the tensor; or (M, G) in groups of
+    `group` channels, of which the last may be shorter.
     """
 
     scale: Tensor
@@ -37,20 +38,22 @@ class Scales:
     """A second factor of the step, (M, 1) or (1, 1), where the format has two levels of scales."""
     group: int = 0
 
-    def over(self, width: int) -> tuple[Tensor, Tensor | None]:
-        """Return the step and the zero point, to broadcast against x (M, `width`)."""
+    def expand(self, width: int) -> tuple[Tensor, Tensor | None]:
+        """Return the step and the zero point in shapes that broadcast against x (M, `width`).
+
+        The step is the scale times the outer scale; with groups both become (M, `width`).
+        """
         step = self.scale if self.outer is None else self.scale * self.outer
         if not self.group:
             return step, self.zero
-        step, zero = (
-            None if tensor is None else tensor.repeat_interleave(self.group, 1)[:, :width]
-            for tensor in (step, self.zero)
-        )
-        assert step is not None
-        return step, zero
 
-    def of_rows(self, rows: slice) -> "Scales":
-        """Return the scales of some rows of x."""
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.repeat_interleave(self.group, 1)[:, :width]
+
+        return repeat(step), None if self.zero is None else repeat(self.zero)
+
+    def for_rows(self, rows: slice) -> "Scales":
+        """Return the scales of a slice of the rows of x."""
         parts = {
             name: tensor[rows]
             for name, tensor in vars(self).items()
@@ -58,8 +61,8 @@ class Scales:
         }
         return replace(self, **parts)
 
-    def at(self, channel: int) -> "Scales":
-        """Return the scales of one channel of x, (M, 1)."""
+    def for_channel(self, channel: int) -> "Scales":
+        """Return the scales, (M, 1), of one channel (column) of x."""
         if not self.group:
             return self
         column = slice(channel // self.group, channel // self.group + 1)
@@ -68,25 +71,26 @@ class Scales:
 
 
 class Grid(FieldVariant, ABC):
-    """The whole numbers from `low` to `high`, the mapping of a range to them, and the scales.
+    """A number format for quantization: the numbers q from `low` to `high` that values are rounded
+    to, and how scales are computed.
 
-    `per` is an output channel of weights, a token of activations, or the whole tensor. Within a
-    channel or a token, each `group` of input channels may have a scale of its own.
+    A scale is shared `per` output channel of weights, per token of activations, or per tensor.
+    Within a channel or a token, each `group` of input channels may have a scale of its own.
     """
 
     symmetric: ClassVar[bool] = True
-    """True where zero means zero, so that there is no zero point."""
+    """True where there is no zero point: q = 0 means x̂ = 0."""
     emulated: ClassVar[bool] = False
-    """True where products are those of the dequantized numbers, for want of a kernel."""
+    """True where no kernel multiplies the codes, so that dequantized numbers are multiplied."""
     name_of_format: ClassVar[str] = ""
-    """Name, where that is not its bits."""
+    """Name in descriptions; empty for a name by the number of bits."""
     two_scales: ClassVar[bool] = False
-    """True where a group's scale is a multiple of that which `per` shares."""
+    """True where the scale of a group is multiplied by an outer scale that `per` shares."""
     bits: int
     per: Per
     group: int = 0
     outer: Tensor | None = field(init=False, default=None, repr=False)
-    """Outer scale that `per` shares, where several matrices have one."""
+    """Outer scale, where several matrices share one that is fixed."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
@@ -99,59 +103,65 @@ class Grid(FieldVariant, ABC):
 
     @property
     def scale_type(self) -> torch.dtype:
-        """The format of a scale; one of 8 bits is stored as uint8, others as they are."""
+        """The dtype of a stored scale; an 8-bit floating-point type is stored as uint8."""
         return torch.float32
 
     @property
     def low(self) -> float:
-        """The smallest number."""
+        """The smallest number q of the format."""
         return -self.high
 
     @property
     def high(self) -> float:
-        """The largest number."""
+        """The largest number q of the format."""
         return 2 ** (self.bits - 1) - 1
 
     @property
     def description(self) -> str:
-        """Say what it is: "4-bit {} per channel in groups of 128", where {} is what it is of."""
+        """A phrase such as "4-bit {} per channel in groups of 128", where {} is for the tensor's
+        name.
+        """
         groups = f" in groups of {self.group}" if self.group else ""
         return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
     @property
     def stored_bits(self) -> int:
-        """Bits of a number in a file."""
+        """Bits that one number takes in a file."""
         return 4 if self.bits <= 4 else 8
 
-    def divides(self, width: int) -> bool:
-        """Tell whether so many channels are whole groups."""
+    def has_whole_groups(self, width: int) -> bool:
+        """Tell whether `width` input channels are a whole number of groups."""
         return not self.group or width % self.group == 0
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        """Return the scales for values between `smallest` and `largest` (tensors of one shape).
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        """Return the scales for values between `smallest` and `largest`, tensors of one shape.
 
-        A range that is one point is represented exactly.
+        If the two are equal, that value is represented exactly.
         """
-        return Scales(_step(_largest(smallest, largest), self.high))
+        return Scales(_safe_step(_max_magnitude(smallest, largest), self.high))
 
-    def scales_of(self, x: Tensor, sequences: int = 1, outer: Tensor | None = None) -> Scales:
-        """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
+    def compute_scales(self, x: Tensor, sequences: int = 1, outer: Tensor | None = None) -> Scales:
+        """Return the scales of x (M, K): (M, 1) per row, (1, 1) per tensor, (M, G) in groups.
 
-        Of several equally long `sequences` each has its own per tensor, repeated for its rows. What
-        `per` shares may be given as `outer`.
+        Per tensor, each of `sequences` equally long sequences of rows gets its own scale, repeated
+        for its rows. `outer` is the scale that `per` shares, if it is known already.
         """
         x = x.float()
         if outer is not None and not self.group:
             return Scales(outer)
         if self.group or self.per != "tensor" or sequences == 1 or not x.numel():
-            return self.scales_between(*self.bounds(x), outer, sequences)
+            smallest, largest = self.value_range(x)
+            return self.fit_group_scales(smallest, largest, outer, sequences)
         smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
         rows = x.shape[0] // sequences
-        return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
+        return self.fit_scales(
+            smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0)
+        )
 
-    def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest of the numbers that share a scale, of x (M, K) in
-        float32: (M, G) of groups, (M, 1) of rows, (1, 1) per tensor.
+    def value_range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the minimum and maximum of the values of x (M, K), in float32, that share a scale.
+
+        Both are (M, G) in groups, (M, 1) per row, (1, 1) per tensor.
         """
         if self.group:
             short = -x.shape[1] % self.group
@@ -165,73 +175,84 @@ class Grid(FieldVariant, ABC):
             extremes = x.reshape(1, -1).aminmax(dim=1, keepdim=True)
         return extremes.min, extremes.max
 
-    def scales_between(
+    def fit_group_scales(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        """Return the scales of numbers within `bounds`, under an outer scale where it is given, or
-        one of each of so many `sequences`.
-        """
-        return replace(self.fit(smallest, largest), group=self.group)
+        """Return the scales for values between `smallest` and `largest`, as `value_range` returns
+        them.
 
-    def shared_sum(self, x: Tensor) -> Tensor:
-        """Return the sums of x (M, K) over what shares a scale, in the shape of `bounds`."""
+        In a format with two levels of scales they lie under the outer scale `outer`, by default one
+        that is computed for each of `sequences` equally long sequences of rows.
+        """
+        return replace(self.fit_scales(smallest, largest), group=self.group)
+
+    def sum_per_scale(self, x: Tensor) -> Tensor:
+        """Return the sums of x (M, K) over all values that share a scale, in the shape of
+        `value_range`.
+        """
         if self.group:
             x = torch.nn.functional.pad(x, (0, -x.shape[1] % self.group))
             return x.unflatten(1, (-1, self.group)).sum(2)
         return x.sum().reshape(1, 1) if self.per == "tensor" else x.sum(1, keepdim=True)
 
-    def shared_scale(self, largest: Tensor) -> Tensor:
-        """Return the scale that `per` shares where |x| goes up to `largest`."""
-        return self.fit(-largest, largest).scale
+    def scale_for_max(self, largest: Tensor) -> Tensor:
+        """Return the scale that `per` shares for values with |x| up to `largest`; with two levels
+        of scales, the outer one.
+        """
+        return self.fit_scales(-largest, largest).scale
 
-    def under(self, outer: Tensor | None) -> "Grid":
-        """Return this grid with what `per` shares given."""
+    def with_outer_scale(self, outer: Tensor | None) -> "Grid":
+        """Return a copy of this format whose outer scale is fixed."""
         copied = copy.copy(self)
         copied.outer = outer
         return copied
 
-    def refit(self, x: Tensor, scales: Scales) -> Scales:
+    def fit_one_group(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
-        return self.scales_of(x, outer=scales.outer)
+        return self.compute_scales(x, outer=scales.outer)
 
-    def levels(self, x: Tensor, scales: Scales) -> Tensor:
-        """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
-        step, zero = scales.over(x.shape[-1])
+    def round_to_levels(self, x: Tensor, scales: Scales) -> Tensor:
+        """Return x (M, K) rounded to numbers of the format, q = clip(round(x / s) + z, low, high),
+        as float32; halves round to even.
+        """
+        step, zero = scales.expand(x.shape[-1])
         q = (x.float() / step).round_()
         if zero is not None:
             q = q + zero
         return q.clamp_(self.low, self.high)
 
     def encode(self, levels: Tensor) -> Tensor:
-        """Return what stands for q in memory, int8; of up to 4 bits from −8 to 7."""
+        """Return the int8 codes by which numbers q are stored; codes of up to 4 bits are −8 to
+        7.
+        """
         return levels.to(torch.int8)
 
     def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return q of its codes."""
+        """Return the numbers q that codes stand for."""
         return codes.to(dtype)
 
     def encode_scale(self, scale: Tensor) -> Tensor:
-        """Return what stands for a scale in memory."""
+        """Return scales in the dtype in which they are stored."""
         scale = scale.to(self.scale_type)
         return scale.view(torch.uint8) if self.scale_type.itemsize == 1 else scale
 
     def decode_scale(self, codes: Tensor) -> Tensor:
-        """Return the scale of its codes, float32."""
+        """Return stored scales as float32."""
         return (codes.view(self.scale_type) if self.scale_type.itemsize == 1 else codes).float()
 
     def quantize(self, x: Tensor, scales: Scales) -> Tensor:
-        """Return the codes of q, int8."""
-        return self.encode(self.levels(x, scales))
+        """Return the int8 codes of x (M, K) rounded to the format."""
+        return self.encode(self.round_to_levels(x, scales))
 
     def dequantize(
         self, codes: Tensor, scales: Scales, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return x̂ = (q − z)·s."""
-        return self.values(self.decode(codes, dtype), scales)
+        """Return the values x̂ = (q − z)·s that codes stand for."""
+        return self.rescale(self.decode(codes, dtype), scales)
 
-    def values(self, q: Tensor, scales: Scales) -> Tensor:
-        """Return x̂ of q, in its type and in its memory."""
-        step, zero = scales.over(q.shape[-1])
+    def rescale(self, q: Tensor, scales: Scales) -> Tensor:
+        """Return x̂ = (q − z)·s of numbers q, in place and in their dtype."""
+        step, zero = scales.expand(q.shape[-1])
         if zero is not None:
             q = q.sub_(zero)
         return q.mul_(step.to(q.dtype))
@@ -239,8 +260,10 @@ class Grid(FieldVariant, ABC):
     def fake_quantize(
         self, x: Tensor, scales: Scales, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return x̂ of x: numbers that lie on the grid; a NaN stays one."""
-        return self.values(self.levels(x, scales).to(dtype), scales)
+        """Return x̂, the values of x (M, K) rounded to the format, in `dtype`; a NaN stays a
+        NaN.
+        """
+        return self.rescale(self.round_to_levels(x, scales).to(dtype), scales)
 
     def __eq__(self, value: object) -> bool:
         return isinstance(value, Grid) and str(self) == str(value)
@@ -252,11 +275,10 @@ class Grid(FieldVariant, ABC):
 class Absmax(Grid):
     """Symmetric about zero: s = clip · max|x| / (2^(b−1) − 1), z = 0; for 8 bits q is −127 to 127.
 
-    A `clip` below 1 gives the few largest numbers up for a finer step: of the Gaussian inputs that
-    a rotation leaves, 4 bits hold most with 0.8 to 0.9 (QuaRot, 2404.00456, takes 0.9).
+    A `clip` below 1 clips the few largest numbers for a smaller step: on Gaussian inputs, such as a
+    rotation gives, the error of 4 bits is least with 0.8 to 0.9 (QuaRot, 2404.00456, takes 0.9).
 
-    `scale` is the type of s, to which it is rounded before the numbers are: two bytes of bfloat16
-    are what engines read.
+    `scale` is the dtype to which s is rounded before x is; engines read bfloat16.
     """
 
     examples = (
@@ -284,8 +306,8 @@ class Absmax(Grid):
         clipped = "" if self.clip == 1 else f", clipped at {self.clip:g} of the largest"
         return super().description + clipped
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        step = _step(self.clip * _largest(smallest, largest), self.high)
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        step = _safe_step(self.clip * _max_magnitude(smallest, largest), self.high)
         return Scales(step.to(self.scale_type).float())
 
 
@@ -299,20 +321,25 @@ class Zeropoint(Grid):
     def low(self) -> float:
         return -self.high - 1
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        """Return scale and zero point for values between `smallest` and `largest`.
+
+        A constant c has no range to divide: with the scale |c|, c is the level next to zero. No
+        scale is below the spacing of float32 numbers of this size, so that z fits an int32.
+        """
         smallest, largest = smallest.float(), largest.float()
-        # A constant c has no range to divide: with the step |c|, the level next to zero is c.
-        span = torch.where(largest == smallest, largest.abs() * (2**self.bits - 1),
-                           largest - smallest)  # fmt: skip
-        scale = _step(span, 2**self.bits - 1)
-        # No finer than float32 tells numbers of this size from each other, so that z is an int32.
-        scale = torch.maximum(scale, _largest(smallest, largest) / 2**30)
+        num_steps = 2**self.bits - 1
+        span = torch.where(largest == smallest, largest.abs() * num_steps, largest - smallest)
+        scale = _safe_step(span, num_steps)
+        scale = torch.maximum(scale, _max_magnitude(smallest, largest) / 2**30)
         return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
 
 
 class Ggml(Grid):
-    """llama.cpp's Q4_0, Q5_0 and Q8_0: groups of 32 share s in float16. With 4 and 5 bits s is the
-    number farthest from zero over −2^(b−1), of either sign; with 8 it is max|x| / 127.
+    """llama.cpp's Q4_0, Q5_0 and Q8_0: groups of 32 share a scale s in float16.
+
+    With b = 4 or 5 bits, s is the number farthest from zero divided by −2^(b−1), of either sign;
+    with 8 bits it is max|x| / 127.
     """
 
     examples = ("ggml(bits=4)", "ggml(bits=5)", "ggml(bits=8)")
@@ -340,16 +367,15 @@ class Ggml(Grid):
     def description(self) -> str:
         return f"Q{self.bits}_0 {{}}"
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
         farthest = torch.where(smallest.abs() > largest.abs(), smallest, largest).float()
-        step = (farthest / self.low if self.bits < 8 else farthest.abs() / self.high).half().float()
-        return Scales(torch.where(step == 0, torch.ones_like(step), step))
+        scale = farthest / self.low if self.bits < 8 else farthest.abs() / self.high
+        scale = scale.half().float()
+        return Scales(torch.where(scale == 0, torch.ones_like(scale), scale))
 
 
 class _Float(Grid, ABC):
-    """Numbers of a floating point format, symmetric about zero; no kernel of ours multiplies them,
-    so they are emulated in float32.
-    """
+    """A floating-point number format, symmetric about zero, emulated in float32."""
 
     emulated = True
     largest: ClassVar[float]
@@ -360,16 +386,18 @@ class _Float(Grid, ABC):
         return self.largest
 
     @abstractmethod
-    def nearest(self, x: Tensor) -> Tensor:
-        """Return the number of the format next to each of x; halves to even, NaN to NaN."""
+    def round_to_format(self, x: Tensor) -> Tensor:
+        """Return the number of the format nearest to each value of x; halves round to even, NaN
+        stays NaN.
+        """
 
-    def levels(self, x: Tensor, scales: Scales) -> Tensor:
-        step, _ = scales.over(x.shape[-1])
-        return self.nearest((x.float() / step).clamp_(self.low, self.high))
+    def round_to_levels(self, x: Tensor, scales: Scales) -> Tensor:
+        step, _ = scales.expand(x.shape[-1])
+        return self.round_to_format((x.float() / step).clamp_(self.low, self.high))
 
 
 class E4M3(_Float):
-    """8-bit floats of 4 exponent and 3 mantissa bits up to 448 (FP8 Formats for Deep Learning,
+    """8-bit floats with 4 exponent and 3 mantissa bits, up to 448 (FP8 Formats for Deep Learning,
     2209.05433): s = max|x| / 448.
     """
 
@@ -378,7 +406,7 @@ class E4M3(_Float):
     largest = 448.0
     bits: int = field(init=False, default=8)
 
-    def nearest(self, x: Tensor) -> Tensor:
+    def round_to_format(self, x: Tensor) -> Tensor:
         return x.to(torch.float8_e4m3fn).float()
 
     def encode(self, levels: Tensor) -> Tensor:
@@ -389,16 +417,17 @@ class E4M3(_Float):
 
 
 class _E2M1(_Float):
-    """4-bit floats ±{0, ½, 1, 1½, 2, 3, 4, 6} in groups with a scale each."""
+    """4-bit floats ±{0, ½, 1, 1½, 2, 3, 4, 6}, with one scale per group."""
 
     largest = 6.0
     bits: int = field(init=False, default=4)
 
-    def nearest(self, x: Tensor) -> Tensor:
-        # Half the power of two at or below |x|, which its exponent's bits are; ½ below 1 too.
-        power = (x.detach().view(torch.int32) & _EXPONENT).view(torch.float32)
-        unit = power.clamp_(min=1.0).mul_(0.5)
-        return (x / unit).round_().mul_(unit)
+    def round_to_format(self, x: Tensor) -> Tensor:
+        # The spacing of numbers is half the power of two at or below |x|, read from the exponent's
+        # bits of the float32; below 1 it is ½ too.
+        power = (x.detach().view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
+        spacing = power.clamp_(min=1.0).mul_(0.5)
+        return (x / spacing).round_().mul_(spacing)
 
     def encode(self, levels: Tensor) -> Tensor:
         table = torch.tensor(_E2M1_NUMBERS, device=levels.device)
@@ -410,9 +439,9 @@ class _E2M1(_Float):
         return torch.tensor(numbers, dtype=dtype, device=codes.device)[(codes & 15).long()]
 
 
-_EXPONENT = 0x7F800000
+_EXPONENT_BITS = 0x7F800000
 _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""By code; the sign's bit comes before the three of the code."""
+"""Magnitudes by the three lowest bits of the code; the fourth is the sign."""
 
 
 class MxE2M1(_E2M1):
@@ -430,20 +459,22 @@ class MxE2M1(_E2M1):
     def scale_type(self) -> torch.dtype:
         return torch.float8_e8m0fnu
 
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        size = _largest(smallest, largest)
-        fraction, exponent = torch.frexp(size)  # from ½ to 1
+    def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        """Return a power of two as the scale for values between `smallest` and `largest`."""
+        magnitude = _max_magnitude(smallest, largest)
+        fraction, exponent = torch.frexp(magnitude)  # fraction from ½ to 1
         exponent = exponent + (fraction >= 0.875) - 3
-        ones = torch.ones_like(size)
+        ones = torch.ones_like(magnitude)
         scale = torch.ldexp(ones, exponent.clamp(-126, 127))
-        return Scales(torch.where(size > 0, scale, ones))
+        return Scales(torch.where(magnitude > 0, scale, ones))
 
 
 class NvE2M1(_E2M1):
-    """NVFP4: groups of 16 share a scale s of e4m3 under one t in float32 that `per` shares (the
-    tensor's, in NVIDIA's): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t), x̂ = q·s·t.
+    """NVFP4: groups of 16 share a scale s in e4m3, under an outer scale t in float32 that `per`
+    shares (the whole tensor in NVIDIA's format): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t),
+    x̂ = q·s·t.
 
-    Matrices that read one tensor share t, since engines multiply them as one.
+    Matrices that multiply the same input share t, since engines multiply them as one.
     """
 
     name = "nv_e2m1"
@@ -456,37 +487,42 @@ class NvE2M1(_E2M1):
     def scale_type(self) -> torch.dtype:
         return torch.float8_e4m3fn
 
-    def shared_scale(self, largest: Tensor) -> Tensor:
-        return _step(largest, self.largest * E4M3.largest)
+    def scale_for_max(self, largest: Tensor) -> Tensor:
+        return _safe_step(largest, self.largest * E4M3.largest)
 
-    def scales_between(
+    def fit_group_scales(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        size = _largest(smallest, largest)
+        """Return the e4m3 scales of groups under an outer scale, computed unless it is known.
+
+        `smallest` and `largest` are (M, G), of M rows in `sequences` equally long sequences.
+        """
+        group_max = _max_magnitude(smallest, largest)
         outer = self.outer if outer is None else outer
         if outer is None:
-            top = size
+            rows = group_max
             if self.per == "tensor":
-                top = size.reshape(sequences if size.numel() else 1, -1)
-            top = top.amax(1, keepdim=True) if top.numel() else size.new_zeros(1, 1)
-            outer = self.shared_scale(top)
-            if 1 < outer.shape[0] < size.shape[0]:
-                outer = outer.repeat_interleave(size.shape[0] // outer.shape[0], 0)
-        return Scales(_rounded_e4m3(size / self.largest / outer), None, outer, self.group)
+                rows = group_max.reshape(sequences if group_max.numel() else 1, -1)
+            outer_max = rows.amax(1, keepdim=True) if rows.numel() else group_max.new_zeros(1, 1)
+            outer = self.scale_for_max(outer_max)
+            if 1 < outer.shape[0] < group_max.shape[0]:
+                outer = outer.repeat_interleave(group_max.shape[0] // outer.shape[0], 0)
+        scale = _round_scale_to_e4m3(group_max / self.largest / outer)
+        return Scales(scale, None, outer, self.group)
 
 
-def _rounded_e4m3(scale: Tensor) -> Tensor:
+def _round_scale_to_e4m3(scale: Tensor) -> Tensor:
     return scale.clamp(_LEAST_E4M3, E4M3.largest).to(torch.float8_e4m3fn).float()
 
 
 _LEAST_E4M3 = 2.0**-9
 
 
-def _largest(smallest: Tensor, largest: Tensor) -> Tensor:
+def _max_magnitude(smallest: Tensor, largest: Tensor) -> Tensor:
     return torch.maximum(smallest.abs(), largest.abs()).float()
 
 
-def _step(size: Tensor, levels: float) -> Tensor:
-    """Return size / levels, or 1 where that is not a normal number: all of it then rounds to 0."""
-    step = size / levels
+def _safe_step(span: Tensor, num_steps: float) -> Tensor:
+    """Return span / num_steps, or 1 where that is no normal float32 number: x then rounds to 0."""
+    step = span / num_steps
     return torch.where(step < _SMALLEST, torch.ones_like(step), step)

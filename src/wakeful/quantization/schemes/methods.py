@@ -1,4 +1,4 @@
-"""Methods: what is done to a layer before it is rounded, by what calibration text shows of it.
+"""Methods: ways to round a layer's weights, by statistics of calibration text.
 
 Shapes: N output channels, K input channels.
 """
@@ -19,133 +19,139 @@ from wakeful.variants import FieldVariant
 
 Weighting = Literal["loss", "none"]
 _COLUMNS = 128
-"""About this many columns are rounded before their errors are added to the rest at once."""
+"""About this many columns are rounded before their errors are added to all later columns."""
 
 
 @dataclass
 class InputStatistics:
-    """Statistics of calibration text at a layer with K inputs."""
+    """Statistics of calibration text at a linear layer with K inputs."""
 
-    channels: Tensor
+    channel_max: Tensor
     """(K,), the largest |x| of each input channel."""
-    outputs: float
+    output_max: float
     """The largest |y|."""
-    products: Tensor | None
-    """(K, K), XᵀX in float32, where it was asked for."""
+    gram: Tensor | None
+    """(K, K), XᵀX of the inputs in float32, where a method needs it."""
     readers: "Readers"
-    """The layers that read the same tensor."""
-    of_norm: bool = True
-    """True where the layer reads a norm's output; looked at for a method that asks."""
+    """The layers that multiply the same input."""
+    reads_norm: bool = True
+    """True where the layer reads a norm's output, for methods that depend on it."""
 
 
 @dataclass
 class Readers:
-    """Layers that read one tensor."""
+    """The linear layers that multiply the same input tensor."""
 
-    weights: Tensor
+    weight_max: Tensor
     """(K,), the largest |W| of each input channel over all of them."""
 
 
 class Method(FieldVariant, ABC):
-    """A way to round a layer's weights, and a division of its inputs that they make up for.
+    """A way to round a layer's weights, which may also divide the layer's inputs and multiply its
+    weights.
 
-    This one itself rounds to nearest and looks at no text.
+    This base class rounds to nearest and needs no calibration text.
     """
 
-    needs_products: ClassVar[bool] = False
-    """True where `round` asks for XᵀX."""
-    # What follows are options of some methods, and these the values of all others.
+    needs_gram: ClassVar[bool] = False
+    """True where `round_weight` needs XᵀX."""
+    # Options of some methods, with their values for all other methods.
     weighting = "none"
-    """Weights of tokens in XᵀX: "loss" (its sensitivity to their errors) or "none" (equal)."""
+    """Weights of tokens in XᵀX: "loss" (sensitivity of the loss) or "none" (equal)."""
     sequential = False
-    """True where a block is looked at in the model whose earlier blocks are rounded already."""
+    """True where statistics are of the model whose earlier blocks are quantized already."""
     norms = False
-    """True where layers that no norm comes before keep their inputs undivided."""
+    """True where only the inputs of layers that read a norm's output are divided."""
 
     @property
     def weighs_tokens(self) -> bool:
-        """True where `weighting` is by the loss."""
+        """True where tokens count in XᵀX by their loss sensitivity."""
         return self.weighting == "loss"
 
-    def passes(self, sequences: int) -> float:
-        """Return how many forwards of the model a sequence of calibration text takes, of so many;
-        one forward and back is three, and a large model goes through once more.
+    def forward_passes(self, sequences: int) -> float:
+        """Return how long the method takes for one calibration sequence of `sequences`, in forward
+        passes of the model.
+
+        A forward and backward pass counts as three; a large model is run once more.
         """
         return 3.0 if self.weighs_tokens else 1.0
 
     @property
-    def divides(self) -> bool:
-        """True where inputs are divided."""
-        return type(self).divisor is not Method.divisor
+    def divides_inputs(self) -> bool:
+        """True where the method divides a layer's inputs."""
+        return type(self).compute_divisor is not Method.compute_divisor
 
-    def divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
-        """Return what to divide inputs and multiply weights by, of a method that divides."""
+    def compute_divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
+        """Return the divisor (K,) of a layer's inputs, by which its weights are multiplied."""
         raise NotImplementedError
 
-    def round(
-        self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
+    def round_weight(
+        self, weight: Float[Tensor, "N K"], grid: Grid, gram: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
-        """Return the codes of W and their scales, to nearest here; `products` is XᵀX.
+        """Return a weight's codes (N, K) and scales in a number format; `gram` is XᵀX.
 
-        Rows that share no scale are rounded some after others.
+        This base class rounds to nearest, a slice of rows at a time unless all share a scale.
         """
         if grid.per == "tensor":
-            scales = grid.scales_of(weight)
+            scales = grid.compute_scales(weight)
             return grid.quantize(weight, scales), scales
-        parts: list[tuple[Tensor, Scales]] = []
+        codes: list[Tensor] = []
+        scales_of_slices: list[Scales] = []
         for part in split_rows(weight):
             rows = to_memory(part)
-            scales = grid.scales_of(rows)
-            parts.append((grid.quantize(rows, scales), scales))
-        integers, scales_of_parts = zip(*parts, strict=True)
+            scales = grid.compute_scales(rows)
+            codes.append(grid.quantize(rows, scales))
+            scales_of_slices.append(scales)
         joined = {
-            name: torch.cat([getattr(scale, name) for scale in scales_of_parts])
+            name: torch.cat([getattr(scales, name) for scales in scales_of_slices])
             for name in ("scale", "zero", "outer")
-            if getattr(scales_of_parts[0], name) is not None
+            if getattr(scales_of_slices[0], name) is not None
         }
-        return torch.cat(integers), replace(scales_of_parts[0], **joined)
+        return torch.cat(codes), replace(scales_of_slices[0], **joined)
 
-    def round_all(
+    def round_with_grids(
         self,
         weight: Float[Tensor, "N K"],
         grids: Sequence[Grid],
-        products: Float[Tensor, "K K"] | None,
+        gram: Float[Tensor, "K K"] | None,
     ) -> list[tuple[Tensor, Scales]]:
-        """Return what `round` returns on each grid, in less time where they share work."""
-        return [self.round(weight, grid, products) for grid in grids]
+        """Return a weight's codes and scales in each of several number formats, sharing work
+        between them.
+        """
+        return [self.round_weight(weight, grid, gram) for grid in grids]
 
 
 class Gptq(Method):
-    """GPTQ (2210.17323, algorithm 1): columns are rounded one after another, and each one's error
-    is made up for by those after it, as far as the text shows them together.
+    """GPTQ (2210.17323, algorithm 1): columns are rounded one after another, and later columns are
+    changed to make up for the error of each, as far as inputs are correlated.
 
     H = XᵀX + `damping` · mean(diag XᵀX) · I and H⁻¹ = UᵀU; with e = (w_i − ŵ_i) / U_ii the columns
     j > i become w_j − e·U_ij.
 
-    The columns whose inputs are largest, by diag XᵀX, are rounded first, while the most columns are
-    left to make up for them (the authors' code). Groups stay those of neighbors and keep the scales
-    of the weights as they were. Without `act_order` columns go by their place, as in the paper, and
-    a group's scale is set when its first column's turn comes: what a sequence's first token needs,
-    which is seen once in a sequence and read by every query, is then given up for the other tokens.
+    With `act_order` the columns with the largest inputs, by diag XᵀX, are rounded first, while most
+    columns are left to make up for them (the authors' code). Groups are still of neighboring
+    columns, and their scales are those of the original weights. Without it, columns are rounded in
+    their order, as in the paper, and a group's scale is set when its first column's turn comes;
+    that costs a sequence's first token, which every query reads, accuracy that other tokens gain.
 
-    With `clip` what shares a scale gives its largest numbers up where that makes the error
-    Σ_k h_k (w_k − ŵ_k)² of rounding to nearest smaller, h = diag XᵀX: its range shrinks in steps of
-    a fiftieth, to half at most (the authors' code has a like search, unweighted). Without, the
-    range holds all numbers, as in the paper.
+    With `clip` a range of weights that share a scale is narrowed where that reduces the error
+    Σ_k h_k (w_k − ŵ_k)² of rounding to nearest, h = diag XᵀX: in steps of a fiftieth, to half at
+    most (the authors' code has a similar search, unweighted). Without it, the range holds all
+    numbers, as in the paper.
 
-    With `sequential` a block's inputs are those that the quantized blocks before it give, as in the
-    authors' code; without, those of the model in full precision.
+    With `sequential` a block's inputs are those that the quantized blocks before it compute, as in
+    the authors' code; without it, those of the full-precision model.
 
-    With `weighting` "loss" every token counts by the square of the loss's gradient in the layer's
-    output (`wakeful.quantization.weighing`; GuidedQuant, 2505.07004), which takes a backward pass;
-    with "none" all count alike, as in the paper.
+    With `weighting` "loss" every token counts by the squared gradient of the loss in the layer's
+    output (`wakeful.quantization.token_weights`; GuidedQuant, 2505.07004), which takes a backward
+    pass; with "none" all tokens count equally, as in the paper.
     """
 
     examples = (
         "gptq", "gptq(damping=0.05)", "gptq(act_order=False)", "gptq(weighting='none')",
         "gptq(sequential=True)", "gptq(clip=False)", "gptq(act_order=False, clip=False)",
     )  # fmt: skip
-    needs_products = True
+    needs_gram = True
     damping: float = 0.01
     act_order: bool = True
     weighting: Weighting = "loss"
@@ -156,67 +162,85 @@ class Gptq(Method):
         if not self.damping > 0:
             raise WakefulError(f"gptq: damping must be above 0, got {self.damping}")
 
-    def round(
-        self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
+    def round_weight(
+        self, weight: Float[Tensor, "N K"], grid: Grid, gram: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
-        return self.round_all(weight, [grid], products)[0]
+        return self.round_with_grids(weight, [grid], gram)[0]
 
-    def round_all(
+    def round_with_grids(
         self,
         weight: Float[Tensor, "N K"],
         grids: Sequence[Grid],
-        products: Float[Tensor, "K K"] | None,
+        gram: Float[Tensor, "K K"] | None,
     ) -> list[tuple[Tensor, Scales]]:
-        """Return the codes and scales of each grid; all share U."""
-        assert products is not None
-        importance = products.diagonal().float()
+        """Return a weight's codes and scales in each of several number formats, which share the
+        factor U of the inverse Hessian.
+        """
+        assert gram is not None
+        importance = gram.diagonal().float()
         order = torch.arange(weight.shape[1], device=weight.device)
         if self.act_order:
-            order = products.diagonal().argsort(descending=True, stable=True)
-            products = products[order][:, order]
-        factor = self.factor(products)
-        return [self._rounded(weight, grid, factor, order, importance) for grid in grids]
+            order = gram.diagonal().argsort(descending=True, stable=True)
+            gram = gram[order][:, order]
+        factor = self.inverse_hessian_factor(gram)
+        return [self._round_columns(weight, grid, factor, order, importance) for grid in grids]
 
-    def _rounded(
+    def _round_columns(
         self, weight: Tensor, grid: Grid, factor: Tensor, order: Tensor, importance: Tensor
     ) -> tuple[Tensor, Scales]:
-        # Columns of W are rows here: a column and all that takes over its error lie together.
+        """Round the columns of W (N, K) one after another and return codes and scales.
+
+        `factor` is U (K, K), `order` the order of the columns, and `importance` the diagonal of
+        XᵀX. Each column's error is added to later columns, at once within a block of columns and at
+        the block's end beyond it.
+        """
+        # The columns of W are the rows of w: a column's numbers lie together in memory.
         w = weight.detach().T.double()[order]
-        places, width = order.tolist(), len(w)
+        channels, width = order.tolist(), len(w)
         codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
-        scales = grid.scales_of(weight)
+        scales = grid.compute_scales(weight)
         if self.clip:
-            scales = shrunk(grid, weight, scales, importance)
+            scales = shrink_range(grid, weight, scales, importance)
         group = grid.group or 1
-        step = group * max(1, _COLUMNS // group)
-        for first in range(0, width, step):
-            last = min(first + step, width)
+        block_size = group * max(1, _COLUMNS // group)
+        for first in range(0, width, block_size):
+            last = min(first + block_size, width)
             block, errors = w[first:last], []
             for column in range(first, last):
-                here, channel = column - first, places[column]
+                row, channel = column - first, channels[column]
                 if grid.group and not self.act_order and column % group == 0:
-                    rest = block[here : here + group].T
-                    fresh = grid.refit(rest, scales)
-                    if self.clip:
-                        fresh = shrunk(grid, rest, fresh, importance[column : column + group])
-                    _put(scales, column // group, fresh)
-                numbers = block[here].unsqueeze(1)
-                scale = scales.at(channel)
+                    group_importance = importance[column : column + group]
+                    self._rescale_group(
+                        grid, scales, column // group, block[row : row + group].T, group_importance
+                    )
+                numbers = block[row].unsqueeze(1)
+                scale = scales.for_channel(channel)
                 code = grid.quantize(numbers, scale)
                 error = (numbers - grid.dequantize(code, scale)).squeeze(1)
                 error /= factor[column, column]
-                block[here + 1 :].addr_(factor[column, column + 1 : last], error, alpha=-1)
+                block[row + 1 :].addr_(factor[column, column + 1 : last], error, alpha=-1)
                 codes[channel] = code.squeeze(1)
                 errors.append(error)
             w[last:].addmm_(factor[first:last, last:].T, torch.stack(errors), alpha=-1)
         return codes.T.contiguous(), scales
 
-    def factor(self, products: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
-        """Return U in float64, upper triangular, of (XᵀX + damping)⁻¹ = UᵀU."""
-        hessian = products.double().clone()
+    def _rescale_group(
+        self, grid: Grid, scales: Scales, group: int, weight: Tensor, importance: Tensor
+    ) -> None:
+        """Set the scales of one group of columns, in place, from its current weights (N, k)."""
+        group_scales = grid.fit_one_group(weight, scales)
+        if self.clip:
+            group_scales = shrink_range(grid, weight, group_scales, importance)
+        scales.scale[:, group : group + 1] = group_scales.scale
+        if scales.zero is not None and group_scales.zero is not None:
+            scales.zero[:, group : group + 1] = group_scales.zero
+
+    def inverse_hessian_factor(self, gram: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
+        """Return U in float64, upper triangular, with (XᵀX + damping)⁻¹ = UᵀU; `gram` is XᵀX."""
+        hessian = gram.double().clone()
         diagonal = hessian.diagonal()
         mean = float(diagonal.mean())
-        diagonal += self.damping * mean if mean > 0 else 1.0  # nothing came in: all are alike
+        diagonal += self.damping * mean if mean > 0 else 1.0  # 1 if all inputs were zero
         lower, failed = torch.linalg.cholesky_ex(hessian)
         if failed:
             raise WakefulError(f"gptq: damping = {self.damping:g} leaves XᵀX singular: raise it")
@@ -227,8 +251,8 @@ class Smooth(Method):
     """SmoothQuant (2211.10438, equation 4): input channels are divided by
     s = max|x|^α / max|W|^(1−α), and weights multiplied by it.
 
-    Layers that read the same tensor share s. With `norms` only those divide that read a norm's
-    output, whose scale can take s up (as the authors' code does).
+    Layers with the same input share s. With `norms` only layers that read a norm's output divide
+    it, because the norm's scale can absorb s (as in the authors' code).
     """
 
     examples = ("smooth", "smooth(alpha=0.75)", "smooth(norms=True)")
@@ -239,27 +263,33 @@ class Smooth(Method):
         if not 0 <= self.alpha <= 1:
             raise WakefulError(f"smooth: alpha must be from 0 to 1, got {self.alpha}")
 
-    def divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
-        inputs, weights = statistics.channels.float(), statistics.readers.weights.float()
-        s = inputs**self.alpha / weights ** (1 - self.alpha)
-        return torch.where((inputs > 0) & (weights > 0), s, torch.ones_like(s))
+    def compute_divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
+        """Return s = max|x|^α / max|W|^(1−α) per input channel, 1 where one of the two is zero."""
+        input_max = statistics.channel_max.float()
+        weight_max = statistics.readers.weight_max.float()
+        s = input_max**self.alpha / weight_max ** (1 - self.alpha)
+        return torch.where((input_max > 0) & (weight_max > 0), s, torch.ones_like(s))
 
 
-def shrunk(
+def shrink_range(
     grid: Grid, weight: Float[Tensor, "N K"], scales: Scales, importance: Float[Tensor, "K"]
 ) -> Scales:
-    """Return the scales of a narrower range of W where it has the smaller Σ_k h_k (w_k − ŵ_k)²."""
+    """Return scales of narrower ranges where these have a smaller error than `scales`.
+
+    The error Σ_k h_k (w_k − ŵ_k)², with h = `importance` of input channels, is summed over the
+    weights that share a scale. Ranges from 98% to 50% of the full one are tried.
+    """
     weight = weight.detach().float()
-    bounds = grid.bounds(weight)
+    bounds = grid.value_range(weight)
 
     def error(scales: Scales) -> Tensor:
         difference = grid.fake_quantize(weight, scales).sub_(weight)
-        return grid.shared_sum(difference.square_().mul_(importance))
+        return grid.sum_per_scale(difference.square_().mul_(importance))
 
     best, least_error = scales, error(scales)
     for share in torch.linspace(1, 0.5, 26)[1:].tolist():
         low, high = (share * bound for bound in bounds)
-        narrower = grid.scales_between(low, high, scales.outer)
+        narrower = grid.fit_group_scales(low, high, scales.outer)
         new_error = error(narrower)
         better = new_error < least_error
         least_error = torch.where(better, new_error, least_error)
@@ -268,9 +298,3 @@ def shrunk(
             zero = torch.where(better, narrower.zero, best.zero)
         best = replace(best, scale=torch.where(better, narrower.scale, best.scale), zero=zero)
     return best
-
-
-def _put(scales: Scales, group: int, fresh: Scales) -> None:
-    scales.scale[:, group : group + 1] = fresh.scale
-    if scales.zero is not None and fresh.zero is not None:
-        scales.zero[:, group : group + 1] = fresh.zero

@@ -10,11 +10,11 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
 from wakeful.quantization import quantize_module
+from wakeful.quantization.calibration import collect_statistics
 from wakeful.quantization.convert import linear_layers
-from wakeful.quantization.linear import matrix
-from wakeful.quantization.observing import observe
+from wakeful.quantization.linear import weight_and_bias
 from wakeful.quantization.schemes import parse_scheme
-from wakeful.quantization.weighing import token_weights
+from wakeful.quantization.token_weights import compute_token_weights
 
 
 def decoder() -> nn.Module:
@@ -54,7 +54,7 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
     model = make()
     layers, tokens = linear_layers(model), [some_tokens(1, 12, seed=n) for n in range(2)]
     expected = [by_definition(model, each) for each in tokens]
-    heard = token_weights(model, layers, tokens)
+    heard = compute_token_weights(model, layers, tokens)
     inputs: dict[str, list[Tensor]] = {name: [] for name in layers}
     hooks = [
         layer.register_forward_pre_hook(lambda _m, args, n=name: inputs[n].append(args[0][0]))
@@ -67,18 +67,18 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
         hook.remove()
     with torch.inference_mode():  # as a user may call it
         ways = [
-            observe(model, layers, tokens, products=True, weights=heard),
-            observe(model, layers, tokens, products=True, weighs=True),
+            collect_statistics(model, layers, tokens, gram=True, weights=heard),
+            collect_statistics(model, layers, tokens, gram=True, weighs_in_pass=True),
         ]
     for name in layers:
-        total = torch.zeros(2 * [matrix(layers[name])[0].shape[1]])
+        total = torch.zeros(2 * [weight_and_bias(layers[name])[0].shape[1]])
         for x, found, weights in zip(inputs[name], heard[name], expected, strict=True):
             least = 1e-6 * float(weights[name].max())
             torch.testing.assert_close(found[0], weights[name], rtol=1e-3, atol=least)
             total += x.T @ (weights[name].unsqueeze(1) * x)
         least = 1e-5 * float(total.abs().max())
         for seen in ways:
-            products = seen[name].products
+            products = seen[name].gram
             assert products is not None
             torch.testing.assert_close(products, total, rtol=1e-3, atol=least)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -95,7 +95,7 @@ def test_a_token_that_the_loss_hears_more_of_is_rounded_better() -> None:
     assert scheme.weights is not None
     errors = []
     for weights in (torch.ones(300), loud):
-        codes = scheme.method.round(weight, scheme.weights, x.T @ (weights.unsqueeze(1) * x))
+        codes = scheme.method.round_weight(weight, scheme.weights, x.T @ (weights.unsqueeze(1) * x))
         error = (scheme.weights.dequantize(*codes) - weight) @ x.T
         errors.append(float(error[:, :6].norm()))
     assert errors[1] < 0.7 * errors[0]

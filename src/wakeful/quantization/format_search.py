@@ -1,0 +1,419 @@
+"""Search for the smallest mixed model: one format per group of layers, within a budget of bits,
+bytes or loss.
+
+Layers are quantized to every format that the engine runs; one backward pass scores them; a knapsack
+chooses the formats; and the result is compared with uniform formats on other text.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.quantization.allocation import Allocation, FormatChoice, Frontier
+from wakeful.quantization.arithmetic import Arithmetic
+from wakeful.quantization.convert import replace_layers, scheme_of
+from wakeful.quantization.engines import VLLM, EngineFormats
+from wakeful.quantization.formats import LayersByFormat, matrix_bytes, quantize_layers, scheme_fits
+from wakeful.quantization.gguf_file import EmbeddingTable
+from wakeful.quantization.groups import fused_groups
+from wakeful.quantization.linear import QuantizedLinear, quantize_layer, weight_and_bias
+from wakeful.quantization.measure import kl_per_sequence, loss_and_kl_per_sequence
+from wakeful.quantization.schemes import Scheme
+from wakeful.quantization.scores import Scores, score_formats
+from wakeful.quantization.tuning import Tuning, copy_with_own_scale, is_tunable, tune_scales
+from wakeful.terminal.display import OnProgress, ignore_progress
+
+MIXED = "mixed"
+"""Name of the model whose layers have different formats."""
+_ROUNDS = 5
+"""Allocations that are tried to meet a loss."""
+_TOKENS = 2048
+"""Approximate number of tokens that are scored at a time."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limit of the file; one of the fields is not 0."""
+
+    bits: float = 0.0
+    """Bits per weight of the layers, scales included, without embeddings and the head."""
+    bytes: int = 0
+    """Bytes of the whole file."""
+    loss: float = 0.0
+    """Loss increase in nats per token."""
+
+
+@dataclass(frozen=True)
+class MixedModel:
+    """A quantized model with a format for each layer, and models of one format to compare with."""
+
+    full_model: nn.Module
+    """The model in full precision."""
+    module: nn.Module
+    """The model with the chosen formats."""
+    embeddings: Mapping[str, QuantizedLinear]
+    """The embeddings that are quantized."""
+    engine: EngineFormats
+    formats: Mapping[str, str]
+    """The name of each layer's format."""
+    uniform_models: Mapping[str, nn.Module]
+    """Models with all layers in one format, by its name: the smallest one that is not smaller than
+    the chosen formats, and those that are.
+    """
+    uniform_bytes: Mapping[str, int]
+    """Bytes of the layers in each uniform model."""
+    allocation: Allocation
+    frontier: Sequence[tuple[int, float]]
+    """Bytes of the layers and predicted cost of the best allocations for many budgets."""
+    num_weights: int
+    """Number of the layers' weights."""
+    other_bytes: int
+    """Bytes of what is not quantized: norms, and mostly embeddings and the head."""
+    tuning: Tuning | None = None
+    """Result of training the scales, where requested."""
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight of the layers, scales included."""
+        return 8 * self.allocation.bytes / self.num_weights
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The mixed model and the uniform ones, by name."""
+        return {MIXED: self.module, **self.uniform_models}
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes of each model's file, by the model's name."""
+        sizes = {MIXED: self.allocation.bytes, **self.uniform_bytes}
+        return {name: size + self.other_bytes for name, size in sizes.items()}
+
+    @property
+    def schemes(self) -> dict[str, Scheme]:
+        """The scheme of each model, by its name; of the mixed model that of most layers."""
+        commonest = scheme_of(self.module)
+        assert commonest is not None
+        uniform = {name: self.engine.schemes[name] for name in self.uniform_models}
+        return {MIXED: commonest, **uniform}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of layers in each format."""
+        counts = Counter(self.formats.values())
+        names = (*self.engine.schemes, self.engine.full_precision)
+        return {name: counts[name] for name in names if counts[name]}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A model's layers in every format that fits them, with bytes and estimated costs."""
+
+    layers: Mapping[str, nn.Module]
+    engine: EngineFormats
+    weight_bytes: int
+    """Bytes of one weight in full precision, as it is stored."""
+    formats: LayersByFormat = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    """Estimated costs; empty before layers are scored: then all costs are 0."""
+
+    @cached_property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Names of the layers in groups that share a format."""
+        if self.engine.fuses_layers:
+            return fused_groups(self.layers)
+        return [(name,) for name in self.layers]
+
+    @cached_property
+    def format_names(self) -> list[list[str]]:
+        """For each group, the names of the formats that fit all its layers, full precision last."""
+        names_by_group: list[list[str]] = []
+        for group in self.groups:
+            layers = [self.layers[name] for name in group]
+            names = [
+                name for name, scheme in self.engine.schemes.items()
+                if all(scheme_fits(layer, scheme) for layer in layers)
+            ]  # fmt: skip
+            names_by_group.append([*names, self.engine.full_precision])
+        return names_by_group
+
+    @cached_property
+    def choices(self) -> list[list[FormatChoice]]:
+        """For each group, its bytes and cost in each of its formats."""
+        return [
+            [self.format_choice(name, group) for name in names]
+            for names, group in zip(self.format_names, self.groups, strict=True)
+        ]
+
+    @cached_property
+    def uniform_choices(self) -> dict[str, FormatChoice]:
+        """Bytes and cost of all layers in one format, for each format that fits all of them.
+
+        The formats are in increasing order of bytes.
+        """
+        common = set[str].intersection(*map(set, self.format_names))
+        common.discard(self.engine.full_precision)
+        choices = {name: self.format_choice(name, self.layers) for name in common}
+        return dict(sorted(choices.items(), key=lambda item: item[1].bytes))
+
+    @property
+    def num_weights(self) -> int:
+        """Number of the layers' weights."""
+        return sum(weight_and_bias(layer)[0].numel() for layer in self.layers.values())
+
+    def format_choice(self, format_name: str, layer_names: Iterable[str]) -> FormatChoice:
+        """Return the bytes and the cost of some layers, together, in one format."""
+        names = list(layer_names)
+        shapes = [weight_and_bias(self.layers[name])[0].shape for name in names]
+        if format_name == self.engine.full_precision:
+            return FormatChoice(self.weight_bytes * sum(math.prod(shape) for shape in shapes), 0.0)
+        size = sum(matrix_bytes(self.engine.schemes[format_name], *shape) for shape in shapes)
+        scores = self.scores.get(format_name, {})
+        return FormatChoice(size, sum(scores.get(name, 0.0) for name in names))
+
+    def formats_by_layer(self, allocation: Allocation) -> dict[str, str]:
+        """Return the name of each layer's format in an allocation."""
+        formats: dict[str, str] = {}
+        choices = zip(self.groups, self.format_names, allocation.choice_indices, strict=True)
+        for group, names, index in choices:
+            formats |= dict.fromkeys(group, names[index])
+        return formats
+
+    def uniform_allocation(self, format_name: str, bound: float) -> Allocation:
+        """Return the allocation of one format to all layers, with a lower bound on costs."""
+        indices = tuple(names.index(format_name) for names in self.format_names)
+        choice = self.uniform_choices[format_name]
+        return Allocation(indices, choice.bytes, choice.cost, bound)
+
+
+@dataclass(frozen=True, eq=False)
+class FormatSearch:
+    """Search for the formats of one model's layers; `find_formats` runs it."""
+
+    model: nn.Module
+    layers: Mapping[str, nn.Module]
+    budget: Budget
+    rounding_text: Sequence[Int[Tensor, "1 L"]]
+    """Sequences of which statistics are collected to round layers."""
+    selection_text: Sequence[Int[Tensor, "1 L"]]
+    """Sequences on which formats are scored and compared."""
+    model_bytes: int
+    """Bytes of the model in full precision, as it is stored."""
+    stored_dtype: torch.dtype
+    engine: EngineFormats = VLLM
+    embeddings: Mapping[str, EmbeddingTable] = field(default_factory=dict)
+    """Embeddings to quantize too."""
+    arithmetic: Arithmetic = "integer"
+    tuning_steps: int = 0
+    """Steps of training the scales."""
+    tuning_text: Sequence[Int[Tensor, "1 L"]] = ()
+    tuning_state: Path | None = None
+    """File that keeps the state of that training."""
+    on_rounding: OnProgress = ignore_progress
+    on_tuning: OnProgress = ignore_progress
+
+    @cached_property
+    def unscored(self) -> Candidates:
+        """The layers with their bytes in every format, before quantizing and scoring them."""
+        embeddings = {name: table.linear for name, table in self.embeddings.items()}
+        layers = {**self.layers, **embeddings}
+        return Candidates(layers, self.engine, self.stored_dtype.itemsize)
+
+    @property
+    def other_bytes(self) -> int:
+        """Bytes of what is not quantized."""
+        return self.model_bytes - self.unscored.num_weights * self.stored_dtype.itemsize
+
+    @property
+    def layer_budget(self) -> int:
+        """Bytes that the layers may take, for a budget of bits or bytes."""
+        if self.budget.bits:
+            return math.floor(self.budget.bits * self.unscored.num_weights / 8)
+        return self.budget.bytes - self.other_bytes
+
+    @property
+    def formats_to_measure(self) -> list[str]:
+        """Uniform formats to compare with, if the chosen formats take all of the budget."""
+        size = math.inf if self.budget.loss else self.layer_budget
+        return uniform_formats_to_measure(self.unscored.uniform_choices, size)
+
+    def check(self) -> None:
+        """Raise `WakefulError` if no formats meet the budget, or full precision meets it."""
+        if self.tuning_steps and not any(map(is_tunable, self.engine.schemes.values())):
+            raise WakefulError("tune: none of these formats has scales of whole numbers to train")
+        if self.budget.loss:
+            return
+        min_bytes = Frontier(self.unscored.choices).min_bytes
+        smallest = f"{8 * min_bytes / self.unscored.num_weights:.2f} bits per weight"
+        if self.layer_budget < min_bytes:
+            if self.budget.bits:
+                raise WakefulError(
+                    f"bits = {self.budget.bits:g} are too few: in their smallest formats the "
+                    f"layers take {smallest}"
+                )
+            raise WakefulError(
+                f"bytes = {self.budget.bytes:,} are too few: the layers take {min_bytes:,} in "
+                f"their smallest formats ({smallest}), all else {self.other_bytes:,}"
+            )
+        names, full_precision = self.unscored.layers, self.engine.full_precision
+        if self.layer_budget >= self.unscored.format_choice(full_precision, names).bytes:
+            raise WakefulError(
+                "the model fits in full precision, so there is nothing to quantize: ask for fewer "
+                "bits or bytes"
+            )
+
+    def find_formats(self) -> MixedModel:
+        """Return the model with the best formats within the budget.
+
+        Raises:
+            WakefulError: the budget is below the smallest formats, or no format fits.
+        """
+        self.check()
+        candidates = self._score_candidates()
+        frontier = Frontier(candidates.choices)
+        if self.budget.loss:
+            allocation = self._search_within_loss(candidates, frontier)
+        else:
+            allocation = frontier.within_bytes(self.layer_budget)
+            allocation = self._better_of_uniform(candidates, allocation, self.layer_budget)
+        formats = candidates.formats_by_layer(allocation)
+        if set(formats.values()) == {self.engine.full_precision}:
+            raise WakefulError(
+                "every format raises the loss by more than --loss allows: allow a larger increase"
+            )
+        module, tuning = self._build_model(candidates, formats), None
+        if self.tuning_steps:
+            tuning = tune_scales(
+                self.model, module, self.tuning_text or self.rounding_text, self.selection_text,
+                steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
+            )  # fmt: skip
+        uniform_choices = candidates.uniform_choices
+        uniform = uniform_formats_to_measure(uniform_choices, allocation.bytes)
+        return MixedModel(
+            full_model=self.model, module=module, engine=self.engine, tuning=tuning,
+            formats=formats, allocation=allocation,
+            embeddings={name: candidates.formats[formats[name]][name] for name in self.embeddings
+                        if formats[name] != self.engine.full_precision},
+            uniform_models={
+                name: self._build_model(candidates, dict.fromkeys(candidates.layers, name))
+                for name in uniform
+            },
+            uniform_bytes={name: uniform_choices[name].bytes for name in uniform},
+            frontier=frontier.curve(), num_weights=candidates.num_weights,
+            other_bytes=self.other_bytes,
+        )  # fmt: skip
+
+    def _score_candidates(self) -> Candidates:
+        """Return all layers quantized to every format that fits them, with their scores.
+
+        Embeddings are rounded to nearest, whatever the format's method.
+        """
+        schemes = {
+            name: scheme for name, scheme in self.engine.schemes.items()
+            if any(name in names for names in self.unscored.format_names)
+        }  # fmt: skip
+        formats = quantize_layers(
+            self.model, self.layers, schemes, self.rounding_text, whole_groups=True,
+            arithmetic=self.arithmetic, on_progress=self.on_rounding,
+        )  # fmt: skip
+        for format_name, scheme in schemes.items():
+            to_nearest = replace(scheme, method=None)
+            for name, table in self.embeddings.items():
+                if scheme_fits(table.linear, scheme):
+                    quantized = quantize_layer(table.linear, to_nearest, self.arithmetic)
+                    formats[format_name][name] = quantized
+        batch_size = max(1, _TOKENS // self.selection_text[0].shape[1])
+        batches = torch.cat(list(self.selection_text)).split(batch_size)
+        scores = score_formats(self.model, self.layers, formats, batches, tables=self.embeddings)
+        return replace(self.unscored, formats=formats, scores=scores)
+
+    def _build_model(self, candidates: Candidates, formats: Mapping[str, str]) -> nn.Module:
+        """Return a copy of the model whose layers have the formats given by name.
+
+        Its layers share codes with the candidates, but their scales can be replaced.
+        """
+        replacements: dict[int, nn.Module] = {}
+        for name, format_name in formats.items():
+            if format_name == self.engine.full_precision:
+                continue
+            quantized = candidates.formats[format_name][name]
+            if name in self.embeddings:
+                replacements |= self.embeddings[name].replacements(quantized)
+            else:
+                replacements[id(self.layers[name])] = copy_with_own_scale(quantized)
+        return replace_layers(self.model, replacements)
+
+    def _better_of_uniform(
+        self, candidates: Candidates, allocation: Allocation, size: int
+    ) -> Allocation:
+        """Return an allocation, or the best uniform one of at most `size` bytes if it has a smaller
+        measured KL from the full-precision model on the selection text.
+        """
+        fitting = {
+            name: choice for name, choice in candidates.uniform_choices.items()
+            if choice.bytes <= size
+        }  # fmt: skip
+        if not fitting:
+            return allocation
+        cheapest = min(fitting, key=lambda name: fitting[name].cost)
+        uniform = candidates.uniform_allocation(cheapest, allocation.bound)
+        if uniform.choice_indices == allocation.choice_indices:
+            return allocation
+        models = [
+            self._build_model(candidates, candidates.formats_by_layer(choice))
+            for choice in (allocation, uniform)
+        ]
+        mixed_kl, uniform_kl = map(sum, kl_per_sequence(self.model, models, self.selection_text))
+        return uniform if uniform_kl < mixed_kl else allocation
+
+    def _mean_loss(self, module: nn.Module) -> float:
+        """Return a model's mean loss on the selection text, in nats per token."""
+        return float(loss_and_kl_per_sequence(module, self.selection_text)[0].mean())
+
+    def _search_within_loss(self, candidates: Candidates, frontier: Frontier) -> Allocation:
+        """Return the smallest allocation tried whose measured loss increase is within the budget.
+
+        Predicted costs are not exact: each round measures an allocation's loss increase and
+        multiplies the predicted cost that the next one may have by allowed / measured increase.
+        """
+        full_loss, allowed = self._mean_loss(self.model), self.budget.loss
+        max_predicted_cost, best = allowed, None
+        for _ in range(_ROUNDS):
+            allocation = frontier.within_cost(max_predicted_cost)
+            module = self._build_model(candidates, candidates.formats_by_layer(allocation))
+            increase = self._mean_loss(module) - full_loss
+            if increase <= allowed and (best is None or allocation.bytes < best.bytes):
+                best = allocation
+            ratio = min(4.0, max(0.25, allowed / max(increase, 1e-6)))
+            max_predicted_cost = allocation.cost * ratio
+        if best is None:
+            raise WakefulError(
+                f"loss = {allowed:g}: all formats that were tried raise the loss of calibration "
+                "text by more; allow more, or name more --calibration_sequences"
+            )
+        return best
+
+
+def uniform_formats_to_measure(uniform: Mapping[str, FormatChoice], size: float) -> list[str]:
+    """Return the names of the uniform formats to compare with formats that take `size` bytes.
+
+    `uniform` is in increasing order of bytes: all smaller formats, and the first that is not.
+    """
+    num_smaller = sum(choice.bytes < size for choice in uniform.values())
+    return list(uniform)[: num_smaller + 1]
+
+
+def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Split sequences into those by which layers are rounded, and every fourth, by which formats
+    are selected; of fewer than four sequences the last one selects.
+    """
+    selection = [*text[3::4]] or [text[-1]]
+    rounding = [tokens for tokens in text if not any(tokens is other for other in selection)]
+    return rounding, selection

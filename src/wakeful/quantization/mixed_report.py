@@ -1,0 +1,165 @@
+"""Sentences, figures and the report section about a model with a format for each layer."""
+
+from functools import partial
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.estimates import finite_or_none, format_estimate, format_interval, interval_half_width
+from wakeful.quantization.damage import Damage, estimate_fields
+from wakeful.quantization.format_search import MIXED, MixedModel
+from wakeful.quantization.tuning import Tuning
+from wakeful.reports import charts
+from wakeful.reports.value import Chart, Section, Table, Text
+
+
+def smallest_larger_uniform(damage: Damage) -> str | None:
+    """Return the smallest uniform format that takes at least as many bytes as the mixed model; None
+    if there is none.
+    """
+    size = damage.bytes[MIXED]
+    larger = [name for name in damage.schemes if name != MIXED and damage.bytes[name] >= size]
+    return min(larger, key=lambda name: damage.bytes[name], default=None)
+
+
+def compare_to_uniform(damage: Damage) -> dict[str, Any]:
+    """Return how the mixed model's loss compares with that of a uniform format of no fewer bytes.
+
+    "against" is the uniform format's name, "difference" the paired difference of mean losses in
+    nats per token, on sequences that selected nothing, and "verdict" the result in words.
+    """
+    against, count = smallest_larger_uniform(damage), len(damage.measurement.counts)
+    result: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
+    if against is None:
+        return result
+    difference, error = damage.measurement.loss_increase(MIXED, against)
+    verdict = "not better than uniform"
+    radius = interval_half_width(error, count)
+    if difference + radius < 0:
+        verdict = "better than uniform"
+    elif difference - radius > 0:
+        verdict = "worse than uniform"
+    fields = estimate_fields("difference", (difference, error))
+    return result | {"verdict": verdict, **fields}
+
+
+def comparison_sentence(damage: Damage) -> str:
+    """Return a sentence that compares the mixed model with a uniform format of no fewer bytes."""
+    result, count = compare_to_uniform(damage), len(damage.measurement.counts)
+    against = result["against"]
+    increase = format_interval(*damage.measurement.loss_increase(MIXED), count, "+")
+    if against is None:
+        return f"The chosen formats raise the loss by {increase} nats per token."
+    uniform_increase = format_interval(*damage.measurement.loss_increase(against), count, "+")
+    difference = format_interval(
+        result["difference"], result["difference_standard_error"], count, "+"
+    )
+    sentence = (
+        f"{result['verdict'].capitalize()}: the chosen formats raise the loss by {increase} nats "
+        f"per token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {uniform_increase} in "
+        f"{damage.bytes[against] / 1e6:,.1f} MB; difference, paired: {difference} (± its 95% "
+        f"interval, on {count} sequences that chose nothing)."
+    )
+    return sentence.replace("-", "−")
+
+
+def describe_formats(mixed: MixedModel) -> str:
+    """Return a phrase with the bits per weight and the number of layers in each format."""
+    counts = ", ".join(f"{count} {name}" for name, count in mixed.counts.items())
+    return (
+        f"{mixed.bits:.3f} bits per weight of {len(mixed.formats)} layers, scales included: "
+        f"{counts}; embeddings and what else stays take {mixed.other_bytes / 1e6:,.1f} MB"
+    )
+
+
+def describe_tuning(mixed: MixedModel) -> str:
+    """Return a sentence on the effect of training the scales; empty if they were not trained."""
+    tuning = mixed.tuning
+    if tuning is None:
+        return ""
+    before, after = (format_estimate(value) for value, _ in (tuning.before, tuning.after))
+    outcome = "the trained scales are used"
+    if not tuning.improved:
+        outcome = "which its interval does not tell from chance: the untrained scales are used"
+    return (
+        f". Scales trained for {tuning.steps} steps, codes fixed: KL on text that trained nothing "
+        f"{before} to {after} nats per token, {outcome}"
+    )
+
+
+def describe_selection(mixed: MixedModel, sequences: int) -> str:
+    """Return sentences on how the formats were chosen from `sequences` calibration sequences."""
+    allocation = mixed.allocation
+    return (
+        f"{describe_formats(mixed)}. Of {sequences} calibration sequences every fourth scored the "
+        "formats, ½ Σ g² Δy² by one backward pass, and the rest rounded them; layers that an "
+        f"engine fuses share one. Predicted cost {allocation.cost:.4f} nats per token; no "
+        f"allocation of as many bytes has a predicted cost below {allocation.bound:.4f}"
+        f"{describe_tuning(mixed)}"
+    )
+
+
+def mixed_model_summary(mixed: MixedModel, damage: Damage) -> dict[str, Any]:
+    """Return the mixed model's figures for summary.json: bits, bytes, formats and the comparison
+    with uniform formats.
+    """
+    chosen = mixed.allocation
+    return {
+        "bits": mixed.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
+        "other_bytes": mixed.other_bytes, "predicted_cost": finite_or_none(chosen.cost),
+        "bound": finite_or_none(chosen.bound), "formats": dict(mixed.formats),
+        "proof": compare_to_uniform(damage), "tuning": _tuning_figures(mixed.tuning),
+        "curve": [{"bytes": size, "cost": cost} for size, cost in mixed.frontier],
+    }  # fmt: skip
+
+
+def _tuning_figures(tuning: Tuning | None) -> dict[str, Any] | None:
+    """Return the result of training the scales for summary.json; None if they were not trained."""
+    if tuning is None:
+        return None
+    before = estimate_fields("kl_before", tuning.before)
+    after = estimate_fields("kl_after", tuning.after)
+    return {"steps": tuning.steps, "kept": tuning.improved, **before, **after}
+
+
+def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
+    """Return the report's section about the mixed model."""
+    rows = [[name, f"{count}"] for name, count in mixed.counts.items()]
+    return Section("The smallest file", [
+        Text(comparison_sentence(damage)),
+        Text(f"{describe_formats(mixed)}{describe_tuning(mixed)}."),
+        Table(["format", "layers"], rows, "Layers of each format"),
+        Chart("Loss increase against bytes", partial(_draw_frontier, damage, mixed)),
+        Text("The line is the predicted loss increase of the best formats for each number of "
+             "bytes; points are measured, with their 95% intervals, on text that chose nothing.",
+             "note"),
+    ])  # fmt: skip
+
+
+def _draw_frontier(damage: Damage, mixed: MixedModel) -> charts.Drawing:
+    """Draw loss increase over bytes: the predicted frontier as a line, measured models as points.
+
+    The points, with their 95% intervals, are the mixed model and the uniform formats.
+    """
+    count = len(damage.measurement.counts)
+    rows = []
+    for name in damage.schemes:
+        increase, error = damage.measurement.loss_increase(name)
+        radius = interval_half_width(error, count)
+        rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": increase,
+                     "low": increase - radius, "high": increase + radius})  # fmt: skip
+    max_megabytes = 1.1 * max(row["MB"] for row in rows)
+    line = pl.DataFrame(
+        [{"MB": (size + mixed.other_bytes) / 1e6, "loss": cost} for size, cost in mixed.frontier]
+    ).filter(pl.col("MB") <= max_megabytes)
+    x = alt.X("MB:Q", title="MB of weights", scale=alt.Scale(zero=False))
+    y = alt.Y("loss:Q", title="loss increase, nats per token")
+    frontier = alt.Chart(charts.round_digits(line)).mark_line(color="gray").encode(x=x, y=y)
+    base = alt.Chart(charts.round_digits(pl.DataFrame(rows)))
+    color = charts.encode_colors("format", [*damage.schemes])
+    bars = base.mark_rule().encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color)
+    points = base.mark_point(filled=True, size=80, opacity=1).encode(
+        x=x, y=y, color=color, tooltip=["format:N", "MB:Q", "loss:Q"]
+    )
+    return charts.wide(alt.layer(frontier, bars, points), 300)
