@@ -240,7 +240,7 @@ def test_an_estimate_stands_before_long_work(
     capsys: pytest.CaptureFixture,
 ) -> None:  # fmt: skip
     asked: list[float] = []
-    monkeypatch.setattr(tool, "measure_forward_seconds", lambda *_: 2.0)
+    monkeypatch.setattr(tool, "estimate_forward_seconds", lambda *_: 2.0)
     real = tool.note_duration
     monkeypatch.setattr(
         tool, "note_duration",

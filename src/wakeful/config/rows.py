@@ -92,7 +92,7 @@ def rescale_rows(
                 ratio = _ratio(key, row_values[key], old_values[key])
                 if ratio is None and strict:
                     raise WakefulError(
-                        f"{key} differs between the rows on purpose ({row_values[key]!r} in "
+                        f"{key} differs between the rows ({row_values[key]!r} in "
                         f"{name}): name the row to change, as --variants.NAME.{key}"
                     )
                 value = row_values[key] if ratio is None else _scale(value, ratio)

@@ -152,9 +152,10 @@ def _parse_bound(text: str) -> float:
 
 
 def _flags_that_hold(options: Any, conditions: str) -> list[str]:
-    """Return the flags of those conditions that hold; `conditions` are separated by spaces.
+    """Return the flags of those conditions, separated by spaces, that hold for options.
 
-    See the module's docstring for what a condition is.
+    A condition is a dotted name, which holds if that option is not at its default, or "name=value"
+    or "name!=value".
     """
     flags: list[str] = []
     for condition in conditions.split():

@@ -51,10 +51,11 @@ class QuantizedCache(KeepsBuffers):
             self.register_buffer(part, None if num_ranges is None else torch.zeros(2, num_ranges))
 
     def forward(self, heads: Tensor, part: CachePart) -> Tensor:
-        """Return keys or values (B, L, G, d) after rounding them.
+        """Return keys or values (B, L, G, d) after rounding them; `part` says which of the two they
+        are.
 
-        While `calibrating`, the recorded range is widened to include `heads` instead, and they are
-        returned unchanged.
+        While `calibrating`, return them unrounded and only widen the recorded range to include
+        them.
         """
         last_row_axis = -3 if self.grid.per == "channel" else -2
         rows = heads.flatten(0, last_row_axis).flatten(1).float()

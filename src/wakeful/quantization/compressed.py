@@ -284,7 +284,7 @@ def save_compressed(
 def _set_shorter_context(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
     """Set a configuration's context length to `context` if that is shorter than the model's.
 
-    It stays where an embedding has as many rows as the old context: learned positions.
+    The old length is kept if an embedding has as many rows: that is a table of learned positions.
     """
     text_config: Any = config.get_text_config(decoder=True)
     old_context = getattr(text_config, "max_position_embeddings", None) or 0

@@ -111,7 +111,7 @@ def _check_calibration(schemes: Sequence[Scheme], calibration: Sequence[Tensor])
 
 
 def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
-    """Return a model that computes the same in the form in which layers are quantized.
+    """Return a model that computes the same, with the linear layers that quantization replaces.
 
     A `Decoder` is folded; fused experts become linear layers, unless a pattern in `skip` matches
     them. All other weights are shared with `model`.

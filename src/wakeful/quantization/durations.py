@@ -25,7 +25,7 @@ _SECONDS_TO_MEASURE = 5.0
 
 
 @torch.inference_mode()
-def measure_forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> float:
+def estimate_forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> float:
     """Estimate how long a forward pass over one sequence takes, by timing one over its beginning.
 
     A shorter pass comes first, so that one-time work of a first call is not timed.

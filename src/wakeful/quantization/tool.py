@@ -41,7 +41,7 @@ from wakeful.quantization.convert import (
     scheme_of,
 )
 from wakeful.quantization.damage import Damage
-from wakeful.quantization.durations import estimate_rounding_seconds, measure_forward_seconds
+from wakeful.quantization.durations import estimate_forward_seconds, estimate_rounding_seconds
 from wakeful.quantization.engines import ENGINES, EngineFormats
 from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, MixedModel, split_text
 from wakeful.quantization.formats import matrix_bytes, scheme_fits
@@ -459,7 +459,7 @@ class _Quantizer:
         note_duration(
             self.session.show, f"{loaded.name}: sequences", loaded, tokens=sequences[0].shape[1],
             total=counts.measured, passes=forwards / counts.measured, seconds=seconds,
-            forward=measure_forward_seconds(loaded.module, sequences[0]),
+            forward=estimate_forward_seconds(loaded.module, sequences[0]),
         )  # fmt: skip
 
     def _quantize_with(
