@@ -41,6 +41,9 @@ class QuantizedCache(KeepsBuffers):
     fixed_buffers = ("keys", "values")
 
     def __init__(self, scheme: Scheme, channels: int) -> None:
+        """Create the cache of one layer; `channels` is the number of key/value heads times their
+        width.
+        """
         super().__init__()
         assert scheme.cache is not None
         self.scheme = scheme

@@ -125,17 +125,20 @@ class _BlockRunner:
         """Use the outputs of the current block as the inputs of the next."""
         self.inputs, self.outputs = self.outputs, [None] * len(self.inputs)
 
-    def _step(self, number: int, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a forward for the block `number` when the block `index` is the one to run.
+    def _step(
+        self, block_index: int, current: int, forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return a replacement for the forward of the block `block_index` while the block `current`
+        runs.
 
-        An earlier block returns the stored input of the block `index`; the block `index` itself
-        stores its output and ends the pass.
+        An earlier block returns the stored input of the current block; the current block stores its
+        output and ends the pass.
         """
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            if number == 0:
+            if block_index == 0:
                 self.sequence = (self.sequence + 1) % len(self.inputs)
-            if number < index:
+            if block_index < current:
                 return self.inputs[self.sequence]
             self.outputs[self.sequence] = forward(*args, **kwargs)
             raise StopForward

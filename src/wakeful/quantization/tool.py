@@ -410,7 +410,7 @@ class _Quantizer:
         else:
             calibration: list[list[list[int]]] = []
             tuning: list[list[list[int]]] = []
-            for index, calibration_text in enumerate(texts):
+            for index, calibration_text in enumerate(texts):  # each gives an equal share
                 num_calibration = len(range(index, counts.calibration, len(texts)))
                 num_tuning = len(range(index, counts.tuning, len(texts)))
                 part = read(calibration_text, num_calibration + num_tuning)

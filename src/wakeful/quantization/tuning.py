@@ -245,7 +245,7 @@ def _save_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor],
     digest: str, step: int,
 ) -> None:  # fmt: skip
-    """Write θ and Adam's moments by layer name, with the digest of the training and the step."""
+    """Write the trained logarithms and Adam's moments by layer name, with digest and step."""
     tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
     for name, tensor in log_ratios.items():
         moments = optimizer.state[tensor]
@@ -257,7 +257,7 @@ def _save_state(
 def _load_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor], digest: str
 ) -> int:
-    """Load θ and Adam's moments from a file, in place; return the number of steps done.
+    """Load the trained logarithms and Adam's moments from a file, in place; return the steps done.
 
     Raises:
         WakefulError: the file is no such state, or of a training with another digest.
