@@ -435,8 +435,8 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     model = llama()
     fails("stores only schemes of weights, inputs and the cache", model, "coarse")
     fails("keys and values in 8 bits, a calibrated scale per tensor; use", model, "kv8")
-    fails("NVFP4 inputs whose t is static; use .* --scales static", model, "nvfp4")
-    fails("t is per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
+    fails("NVFP4 inputs with a static outer scale; use .* --scales static", model, "nvfp4")
+    fails("an outer scale per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
     fails("inputs of the same grid or as they are", model, "mxfp4(inputs=e4m3(per='token'))")
     fails("both 8-bit absmax or both fp8", model, "fp8(inputs=absmax(bits=8, per='token'))")
     fails(
@@ -454,8 +454,8 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails(r"smooth\(norms=True\)", model, "fine(method=smooth)")
     fails(r"weights without a zero point.* use --scheme .*absmax\(bits=4", model, "w4")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)).eval()
-    fails("is an nn.Linear in Transformers", gpt2, "fine")
-    fails("holds several of ours", convert_hf_model(gpt2), "fine")
+    fails("an nn.Linear of Transformers", gpt2, "fine")
+    fails("joins several of ours", convert_hf_model(gpt2), "fine")
     fails(
         r"our own class: .*--rotate hadamard, --rotate_inner",
         tiny_decoder(dtype=torch.float32, route="resformer"),
@@ -546,10 +546,10 @@ def test_experts_that_have_no_place_are_refused() -> None:
         with pytest.raises(WakefulError, match=match):
             check_compressed(apart, dict.fromkeys(layers, found), layers)
 
-    fails("in whole numbers with inputs as they are", "Mixtral", "fp8")
-    fails("in whole numbers with inputs as they are", "Qwen3Moe", FLOATS[0])
-    fails("or an expert that its files hold by itself, and .*gpt_oss", "GptOss", EXACT[0])
-    whole = r"--skip model\.layers\.1\.mlp\.experts leaves them"
+    fails("in whole numbers with unquantized inputs", "Mixtral", "fp8")
+    fails("in whole numbers with unquantized inputs", "Qwen3Moe", FLOATS[0])
+    fails("or an expert that files store by itself, and .*gpt_oss", "GptOss", EXACT[0])
+    whole = r"skip them all with --skip model\.layers\.1\.mlp\.experts, or"
     fails(whole, "Mixtral", EXACT[0], ["*.1.mlp.experts.down_proj.2"])
     fails(whole, "Mixtral", EXACT[0], ["*.1.mlp.experts.*"])
 

@@ -94,8 +94,8 @@ def test_budgets_that_nothing_meets_are_refused() -> None:
     for budget, words in (
         ({"bits": 3.0}, r"bits = 3 are too few: .* take 4\.2. bits per weight"),
         ({"bytes": 9_000}, r"bytes = 9,000 are too few: the layers take .* all else 16,896"),
-        ({"bits": 40.0}, "the fits in full precision"),
-        ({"bytes": 2**30}, "the fits in full precision"),
+        ({"bits": 40.0}, "the model fits in full precision"),
+        ({"bytes": 2**30}, "the model fits in full precision"),
     ):
         with pytest.raises(WakefulError, match=words):
             search(**budget).check()
@@ -197,5 +197,5 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     read = wakeful.load(tmp_path / "floats").logits(tokens)
     expected = listed.model.logits(tokens)
     assert (read - expected).norm() < 0.05 * expected.norm()  # 4-bit floats are read as bfloat16
-    with pytest.raises(WakefulError, match="are of one model, and 2 are named"):
+    with pytest.raises(WakefulError, match="take one model, and 2 are named"):
         wakeful.quantize([str(folder), str(folder)], bits=4.4, **options)

@@ -337,7 +337,7 @@ def test_calibration_reads_the_texts_that_are_named(text: Path, run: Path, tmp_p
 
 def test_calibration_text_that_cannot_be_is_refused(text: Path, run: Path) -> None:
     given: dict[str, Any] = {"text": str(text), "length": 16, "num_sequences": 2}
-    with pytest.raises(WakefulError, match="no scheme here calibrates"):
+    with pytest.raises(WakefulError, match="no scheme here needs calibration"):
         wakeful.quantize(run, "fine", **given, calibration_text=("a.txt",))
     with pytest.raises(WakefulError, match=r"calibration_sequences = 1: .* of 2 texts"):
         wakeful.quantize(
@@ -532,11 +532,11 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "name one with --scheme" in wrong("--save", str(small))
     one = ["--scheme", "fine", "--save"]
     for same in (out, out / "model", tmp_path):
-        assert "one inside the other: name two" in wrong(*one, str(same))
+        assert "one is inside the other: name two" in wrong(*one, str(same))
     assert "exists already" in wrong(*one, str(run))
     said = wrong("--save", str(small), "--scheme", "coarse")
     assert "coarse cannot be saved as compressed-tensors" in said
-    assert said.endswith("or leave --save out to measure it alone")
+    assert said.endswith("or leave --save out to measure without saving")
     said = wrong(*one, str(small), "--layer_schemes", "*=w4")
     assert "w4 cannot be saved as compressed-tensors" in said
     few = tmp_path / "few.txt"

@@ -498,8 +498,8 @@ def _match_transformers_layers(
                 )
         elif layout.linears.get(name) != tuple(shape):
             raise WakefulError(
-                f"{FORMAT} holds an nn.Linear of Transformers, or an expert with files of its own, "
-                f"and {name} of a {kind} is neither: {_MEASURE_ONLY}"
+                f"{FORMAT} holds an nn.Linear of Transformers, or an expert that files store by "
+                f"itself, and {name} of a {kind} is neither: {_MEASURE_ONLY}"
             )
     for tensor_name in stock.tensors:
         name = tensor_name.removesuffix(".weight")
