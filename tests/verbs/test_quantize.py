@@ -387,7 +387,7 @@ def test_what_was_measured_before_a_model_that_fails_is_kept(
     with (broken / "model.safetensors").open("r+b") as file:
         file.truncate(2000)
     said = fails(capsys, *command, "--out", str(out))
-    assert said.endswith(f"what was measured of vanilla is in {out}")
+    assert said.endswith(f"the results of vanilla are in {out}")
     models = json.loads((out / "summary.json").read_text())["models"]
     assert [each["model"] for each in models] == ["vanilla"]
     assert (out / "report.html").is_file()
