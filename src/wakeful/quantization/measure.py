@@ -147,7 +147,7 @@ def measure_damage(
     # Folding a decoder or unfusing experts changes the layers: compare with a model that has the
     # layers that were quantized.
     layers = {layer for small in quantized.values() for layer in quantized_layers(small)}
-    unchanged = isinstance(model, Decoder) and not model.embedding.plainer
+    unchanged = isinstance(model, Decoder) and not model.embedding.folded_name
     prepared = model if unchanged else prepare_for_layers(model, layers)
     # Modules exist once under one name, even if they are called from several places.
     paths = block_paths(prepared)
