@@ -1,6 +1,7 @@
-"""The test suites of Transformers and torch over our classes, where their source tree is.
+"""The test suites of Transformers, torch and PEFT over our classes, where their source tree is.
 
-WAKEFUL_TRANSFORMERS_TREE names the folder of the source tree of the Transformers that is installed.
+WAKEFUL_TRANSFORMERS_TREE names the folder of the source tree of the Transformers that is installed,
+WAKEFUL_PEFT_TREE that of PEFT.
 """
 
 import os
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import foreign_suites  # noqa: E402
 
 TREE = os.environ.get("WAKEFUL_TRANSFORMERS_TREE", "")
+PEFT_TREE = os.environ.get("WAKEFUL_PEFT_TREE", "")
 NAMES = [*foreign_suites.OURS, *foreign_suites.THEIRS, "optimizers"]
 
 
@@ -36,9 +38,20 @@ def test_no_test_of_theirs_fails(name: str) -> None:
     assert re.search(r"all: [1-9]\d* passed, 0 failed", ran.stdout)
 
 
+@pytest.mark.long
+def test_no_test_of_peft_fails() -> None:
+    if not PEFT_TREE:
+        pytest.skip("WAKEFUL_PEFT_TREE names no source tree of PEFT")
+    pytest.importorskip("peft")
+    pytest.importorskip("diffusers")
+    assert foreign_suites.main([PEFT_TREE, "peft"]) == 0
+
+
 def test_a_folder_without_their_tests_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WakefulError, match=r"has no tests/test_modeling_common\.py"):
         foreign_suites.main([str(tmp_path), "vanilla"])
+    with pytest.raises(WakefulError, match=r"has no tests/test_decoder_models\.py"):
+        foreign_suites.main([str(tmp_path), "peft"])
     with pytest.raises(WakefulError, match="nobody is none of vanilla"):
         foreign_suites.main([str(tmp_path), "nobody"])
 

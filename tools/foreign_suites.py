@@ -1,4 +1,4 @@
-"""Run the test suites of Transformers and torch over our classes and count what passes:
+"""Run the test suites of Transformers, torch and PEFT over our classes and count what passes:
 
     python tools/foreign_suites.py TREE [NAME ...] [--tests PATTERN] [--list]
 
@@ -6,11 +6,16 @@ TREE is the source tree of the Transformers that is installed, with its `tests/`
 fetched, and nothing of it is copied. NAME is a model of `OURS` or `THEIRS`, or `optimizers`, whose
 cases come with torch. What does not apply is in `NOT_APPLICABLE`, with the reason. The exit status
 is 1 where a test fails. The tree's tests need the package `parameterized`.
+
+With the one NAME `peft`, TREE is the source tree (or the sdist) of the PEFT that is installed: its
+decoder suite runs over a folder of our class that `export` wrote, with the configurations of LoRA
+unless PATTERN says otherwise. Its tests need the package `diffusers`.
 """
 
 import argparse
 import importlib
 import io
+import os
 import re
 import sys
 import tempfile
@@ -22,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -31,7 +37,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf import WakefulConfig, WakefulForCausalLM, WakefulModel
 from wakeful.hf.weights_out import export_decoder
-from wakeful.model import Decoder, ModelConfig
+from wakeful.model import Decoder, ModelConfig, initialize
 from wakeful.optim import build_optimizer
 from wakeful.optim.build import BUILDERS
 from wakeful.variants.implementations import SOFTMAX1
@@ -85,17 +91,14 @@ NOT_APPLICABLE: tuple[tuple[str, str, str], ...] = (
     ("", r"output_attentions|capture_outputs_decorator", "attention weights are never made"),
     ("ours", r"static_cache|compile_decod|test_generate_compile|compileable",
      "its cache is its own, and of no fixed size"),
-    ("ours", r"eager_matches|sdpa_can|sdpa_matches|can_set_attention|attn_implementation",
-     "one attention, which is no implementation of theirs"),
+    ("ours", r"eager_matches|sdpa_matches", "one attention, which is no implementation of theirs"),
     ("ours", r"use_reentrant_true", "the reentrant form is refused"),
     ("ours", r"^test_gradient_checkpointing_enable|training_gradient_checkpointing",
      "looks for a class of layers of theirs"),
     ("ours", r"past_key_values_format|cache_format|quant_cache|offloaded_cache|hybrid_cache",
      "reads the layers of a cache of theirs"),
     ("value_embedding", r"inputs_embeds|soft_prompt", "takes no embeddings alone"),
-    ("theirs", r"^test_save_load$", "attn_implementation is not saved with a model"),
-    ("theirs", r"eager_matches|sdpa_can|sdpa_matches|can_set_attention|attn_implementation",
-     "compares with the softmax, which softmax-1 is not"),
+    ("theirs", r"eager_matches|sdpa_matches", "compares with the softmax, which softmax-1 is not"),
 )  # fmt: skip
 """Model ("": any, "ours", "theirs" or a name), pattern of a test's name, why it does not apply."""
 
@@ -303,6 +306,58 @@ def run(case: type[unittest.TestCase], pattern: str) -> tuple[Counter[str], dict
     return counts, failures
 
 
+class PeftSuite:
+    """A plugin for pytest: gives PEFT's decoder suite our exported folder, and counts."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self.folder, self.pattern = folder, pattern
+        self.counts: Counter[str] = Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for mark in metafunc.definition.iter_markers("parametrize"):
+            if mark.args[0] == "model_id":
+                mark.args[1][:] = [str(self.folder)]  # the list of the suite's own models
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if re.search(self.pattern, item.nodeid)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed or report.skipped or report.when == "call":
+            self.counts[report.outcome] += 1
+
+
+def run_peft(tree: Path, pattern: str) -> int:
+    """Run PEFT's decoder suite over an export of our class; return the exit status."""
+    suite = tree / "tests" / "test_decoder_models.py"
+    if not suite.is_file():
+        raise WakefulError(f"{tree} has no tests/test_decoder_models.py")
+    tables: Any = importlib.import_module("peft.utils.constants")
+    names = tables.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    names[WakefulConfig.model_type] = [
+        "q_proj",
+        "v_proj",
+    ]  # no class of ours is in its table
+    # The suite writes ids up to 1000 and adapters whose ranks need this width.
+    sizes = {"vocab_size": 1024, "width": 64, "mlp_width": 64, "num_layers": 2, "num_heads": 4}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "exported"
+        decoder = initialize(Decoder(ModelConfig(**sizes | OURS["stored"])), seed=0)
+        export_decoder(decoder, folder, tokenizer=Tokenizer.train(["a b c"], 270))
+        plugin = PeftSuite(folder, pattern or r"\[LoraConfig")
+        sys.path.insert(0, str(tree))
+        sys.modules.pop("tests", None)
+        options = [
+            "-q", "--tb=line", "-p", "no:cacheprovider", f"--rootdir={tree}",
+            "-c", os.devnull,  # PEFT's own options need more packages
+            "--import-mode=importlib", "-o", "consider_namespace_packages=true",  # as in an sdist
+        ]  # fmt: skip
+        pytest.main([str(suite), *options], plugins=[plugin])
+    counts = plugin.counts
+    print(f"all: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
 def main(arguments: list[str]) -> int:
     """Run what is asked for; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":\n")[0])
@@ -315,6 +370,8 @@ def main(arguments: list[str]) -> int:
         for of, pattern, why in NOT_APPLICABLE:
             print(f"{of or 'any'}: {pattern}: {why}")
         return 0
+    if chosen.names == ["peft"]:
+        return run_peft(chosen.tree.resolve(), chosen.tests)
     known = [*OURS, *THEIRS, "optimizers"]
     if unknown := set(chosen.names) - set(known):
         raise WakefulError(f"{min(unknown)} is none of {', '.join(known)}")

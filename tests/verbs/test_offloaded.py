@@ -6,19 +6,29 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload, disk_offload, dispatch_model
+from accelerate import (
+    cpu_offload,
+    disk_offload,
+    dispatch_model,
+    infer_auto_device_map,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+)
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from accelerate.utils import compute_module_sizes
 from test_in_memory import VERBS, Verb, diagnosed, llama, quantized, tokenizer
 from torch import nn
-from transformers import LlamaForCausalLM, pipeline
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, pipeline
 
 import wakeful
 from devices import GPU, OnGpu, stand_in_gpu
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
 from training.runs import text
 from wakeful import paged
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.modeling import WakefulForCausalLM, as_transformers
+from wakeful.hf.weights_out import export_decoder
 from wakeful.loading import resident
 from wakeful.quantization import layerwise
 
@@ -146,6 +156,34 @@ def test_our_class_runs_offloaded_with_its_cache(over: dict[str, Any]) -> None:
     how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(offloaded.generate(tokens, **how), whole.generate(tokens, **how))
     assert all(each.is_meta for each in offloaded.parameters())
+
+
+@pytest.mark.parametrize(
+    "over", [{}, {"route": "svformer"}, {"stored_prefix": 2}, {"route": "cla"}], ids=str
+)
+@torch.no_grad()
+def test_an_exported_folder_is_loaded_by_accelerate(over: dict[str, Any], tmp_path: Path) -> None:
+    """Its device map splits between blocks, and what is loaded by it gives the same logits."""
+    decoder = tiny_decoder(dtype=torch.float32, vocab_size=258, num_layers=4, **over).eval()
+    folder = tmp_path / "exported"
+    export_decoder(decoder, folder, tokenizer=Tokenizer.train(["a b c"], 258))
+    trusted = {"trust_remote_code": True}
+    expected = AutoModelForCausalLM.from_pretrained(folder, **trusted)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, **trusted))
+    room = int(0.6 * compute_module_sizes(model)[""])
+    places = infer_auto_device_map(
+        model, max_memory={"cpu": room}, no_split_module_classes=[*model._no_split_modules]
+    )
+    assert set(places.values()) == {"cpu", "disk"}
+    loaded = load_checkpoint_and_dispatch(
+        model, str(folder), device_map=places, offload_folder=str(tmp_path / "offloaded")
+    ).eval()
+    assert any(each.is_meta for each in loaded.parameters())
+    tokens = some_tokens(2, 9)
+    torch.testing.assert_close(loaded(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
+    how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(loaded.generate(tokens, **how), expected.generate(tokens, **how))
 
 
 @pytest.fixture
