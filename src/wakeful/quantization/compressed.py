@@ -449,7 +449,11 @@ def _cache_scales(caches: Mapping[str, QuantizedCache]) -> dict[str, Tensor]:
 def _layer_targets(
     schemes: Mapping[str, Scheme], layout: _TransformersLayout
 ) -> dict[Scheme, list[str]]:
-    """Return the `targets` of each scheme, beyond the class "Linear", from the schemes by layer."""
+    """Return the layer names that the configuration lists as `targets` of each scheme, besides the
+    class "Linear"; experts are listed by one pattern.
+
+    `schemes` holds the scheme of each quantized layer by its name in Transformers.
+    """
     targets: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
         targets.setdefault(scheme, []).append(name)

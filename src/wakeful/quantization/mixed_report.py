@@ -15,8 +15,8 @@ from wakeful.reports.value import Chart, Section, Table, Text
 
 
 def smallest_larger_uniform(damage: Damage) -> str | None:
-    """Return the smallest uniform format that takes at least as many bytes as the mixed model; None
-    if there is none.
+    """Return the name of the smallest uniform format (one for all layers) that takes at least as
+    many bytes as the mixed model; None if there is none.
     """
     size = damage.bytes[MIXED]
     larger = [name for name in damage.schemes if name != MIXED and damage.bytes[name] >= size]
@@ -101,9 +101,7 @@ def describe_selection(mixed: MixedModel, sequences: int) -> str:
 
 
 def mixed_model_summary(mixed: MixedModel, damage: Damage) -> dict[str, Any]:
-    """Return the mixed model's figures for summary.json: bits, bytes, formats and the comparison
-    with uniform formats.
-    """
+    """Return the figures of a model with a format for each layer, for summary.json."""
     chosen = mixed.allocation
     return {
         "bits": mixed.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
@@ -124,7 +122,7 @@ def _tuning_figures(tuning: Tuning | None) -> dict[str, Any] | None:
 
 
 def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
-    """Return the report's section about the mixed model."""
+    """Return the report's section about a model with a format for each layer."""
     rows = [[name, f"{count}"] for name, count in mixed.counts.items()]
     return Section("The smallest file", [
         Text(comparison_sentence(damage)),

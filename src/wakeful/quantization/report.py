@@ -525,10 +525,8 @@ def _damage_table(damage: Damage, summary: Mapping[str, Any]) -> Table:
     """
     rows: list[Sequence[Cell | str]] = []
     for figures in summary["schemes"]:
-        estimates, module = (
-            format_scheme_estimates(figures, summary["sequences"]),
-            figures["worst_layer"],
-        )
+        estimates = format_scheme_estimates(figures, summary["sequences"])
+        module = figures["worst_layer"]
         rows.append([
             figures["scheme"],
             GRADES[grade_damage(damage, figures["scheme"])],
