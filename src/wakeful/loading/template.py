@@ -4,8 +4,8 @@ Jinja's sandbox keeps it from Python's objects; the system ends a process that t
 memory than any conversation needs. This file is that process's program too.
 """
 
+import contextlib
 import json
-import resource
 import subprocess
 import sys
 from datetime import datetime
@@ -17,9 +17,14 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+try:
+    import resource
+except ImportError:  # Windows has none; there the waiting alone is limited.
+    resource = None
+
 _SECONDS = 4
 """Most processor time of a rendering."""
-_WAITING = 300
+_WAITING = 120
 """Most seconds that it may take on a busy machine."""
 _MEMORY = 2**29
 """Most bytes of its address space."""
@@ -86,9 +91,12 @@ def _render_task(task: str) -> str:
 
 
 def _main() -> None:
-    for limit, most in ((resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_AS, _MEMORY)):
-        _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
+    if resource is not None:
+        for limit, most in ((resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_AS, _MEMORY)):
+            _, hard = resource.getrlimit(limit)
+            # macOS reserves more addresses than any limit, and refuses to set one.
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
     try:
         text = _render_task(sys.stdin.read())
     except Exception as error:
