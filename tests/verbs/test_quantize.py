@@ -617,7 +617,7 @@ def test_layers_are_ranked_by_what_they_cost(
     assert costs["alone"].is_sorted(descending=True)
     assert len(costs) == len(summary["layers"])
     several = wakeful.quantize(str(llama), "fine", layer_schemes=("*.0.*=w4",))
-    assert several.method["Layers"].endswith("; of a scheme of their own: *.0.*=w4")
+    assert several.method["Layers"].endswith("; with other schemes: *.0.*=w4")
     with pytest.raises(WakefulError, match="w4 cannot be saved"):
         several.save_model(tmp_path / "stock")
     for options, words in (
