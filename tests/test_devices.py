@@ -141,11 +141,11 @@ def test_cures(name: str) -> None:
 
 @pytest.mark.long
 def test_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = some_tokens(choosing.Texts.rows, 6)
+    rows = some_tokens(choosing.SearchTexts.num_rows, 6)
     monkeypatch.setattr(choosing, "CLIPS", (0.9,))
 
     def do(model: Decoder) -> list[float]:
-        texts = choosing.Texts.of(here(model, rows))
+        texts = choosing.SearchTexts.split(here(model, rows))
         found = choosing.choose_cure(model, [parse_scheme(f"scheme({W8A8})")], texts, token=3)
         return [trial.damage[0] for trials in found.trials for trial in trials]
 

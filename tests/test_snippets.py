@@ -70,7 +70,7 @@ DECODER = """
 import wakeful
 
 loaded = wakeful.load("runs/first")
-decoder, tokenizer = loaded.decoder(), loaded.own_tokenizer
+decoder, tokenizer = loaded.decoder(), loaded.wakeful_tokenizer
 """
 TRAINER = """
 from transformers import Trainer, TrainingArguments

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.peers.formats import Format
-from wakeful.curing.search import SEARCH_LENGTH, Texts, choose_cure
+from wakeful.curing.search import SEARCH_LENGTH, SearchTexts, choose_cure
 from wakeful.hf.weights_in import convert_hf_model
 from wakeful.quantization import quantize_module
 from wakeful.quantization.compressed import save_compressed
@@ -35,9 +35,9 @@ def quantized(
     if method.startswith(("cured", "stock")):
         asked = plain = convert_hf_model(model).eval()
         text, stock = torch.cat(calibration).flatten(), method.startswith("stock")
-        texts = Texts.spread(text, min(SEARCH_LENGTH, len(text) // Texts.rows))
+        texts = SearchTexts.spread(text, min(SEARCH_LENGTH, len(text) // SearchTexts.num_rows))
         choice = choose_cure(plain, [scheme], texts, token=job["first"], stock=stock)
-        asked = choice.best.apply(plain, texts.calibrating, job["first"])
+        asked = choice.best.apply(plain, texts.calibration, job["first"])
         (scheme,) = choice.schemes
         print("chosen:", choice.best, scheme)
     return quantize_module(

@@ -46,10 +46,12 @@ FOLDERS = {f"model.{field}": folder for field, folder in VARIANTS.items()} | {
 
 
 def check_names(option: str, values: object) -> None:
-    """Refuse an expression that names no variant of the option's folder.
+    """Check the names of variants in the values of a command-line option, without importing torch.
+
+    `values` is one expression or several. An option without a folder of variants is not checked.
 
     Raises:
-        WakefulError: the name before the parenthesis is not one of the folder's.
+        WakefulError: the name before the parenthesis is not a variant of the option's folder.
     """
     if option not in FOLDERS:
         return

@@ -18,15 +18,19 @@ PEAKS = {
     "A100": 312e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H200 NVL": 835e12,
     "H200": 989e12, "B200": 2250e12, "L40S": 362e12, "MI300X": 1307e12,
 }  # fmt: skip
-"""Operations a second of GPUs in bfloat16, dense, by a part of their names: their makers' data
-sheets. The first that fits a name is meant."""
+"""Peak dense bfloat16 operations per second of GPUs, from their data sheets, by a part of the
+GPU's name; the first entry that fits a name counts."""
 H100 = PEAKS["H100"] * 0.4
-"""Operations a second of one H100 in bfloat16, at two fifths of its peak."""
+"""Operations per second of one H100 in bfloat16, at two fifths of its peak."""
 
 
 def choose_device(name: str, *, field: str = "device") -> torch.device:
-    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU. `field`
-    is what errors call the option.
+    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU.
+
+    `field` names the option in errors.
+
+    Raises:
+        WakefulError: the name is unknown or unsupported, or torch sees no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +54,7 @@ def choose_device(name: str, *, field: str = "device") -> torch.device:
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype | None:
-    """Return the type of weights asked for; None for what is stored."""
+    """Return the dtype of a dtype or its name; None for "auto", which keeps the stored type."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return None if isinstance(dtype, str) else dtype
     if dtype not in DTYPES:
@@ -59,7 +63,9 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return a device's free bytes; of the host, all its memory where the system does not say."""
+    """Return the free memory of a device in bytes; of the CPU all memory, where the system does not
+    report what is free.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with contextlib.suppress(OSError):
@@ -70,29 +76,30 @@ def free_memory(device: torch.device) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was asked, so that a clock may be read."""
+    """Wait until a device has finished its queued work, so that a clock may be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_operations(gpu: str) -> float | None:
-    """Return the operations a second that a GPU of this name can do in bfloat16; None: unknown."""
+    """Return a GPU's peak bfloat16 operations per second by its name; None for an unknown GPU."""
     return next((peak for part, peak in PEAKS.items() if part in gpu), None)
 
 
 def estimate_seconds(
     operations: float, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> float:
-    """Return about how long that many floating-point operations of a model take on a device.
+    """Estimate the seconds that a model's floating-point operations take on a device.
 
-    A matrix product is timed here, and a model taken to reach two fifths of its speed: right to a
-    factor of three or so, which tells minutes from days. On a GPU bfloat16 is ten times as fast.
+    A matrix product in `dtype` is timed, and a model is assumed to reach two fifths of its speed.
+    The estimate is right to a factor of about three, which tells minutes from days.
     """
     side = 512 if device.type == "cpu" else 4096
     matrix = torch.ones(side, side, device=device, dtype=dtype)
     seconds = math.inf
     for _ in range(3):
-        began = time.perf_counter()
-        _ = (matrix @ matrix)[0, 0].item()  # which waits for the device
-        seconds = min(seconds, time.perf_counter() - began)
-    return operations / (2 * side**3 / seconds) / 0.4
+        start = time.perf_counter()
+        _ = (matrix @ matrix)[0, 0].item()  # waits for the device
+        seconds = min(seconds, time.perf_counter() - start)
+    operations_per_second = 0.4 * 2 * side**3 / seconds
+    return operations / operations_per_second

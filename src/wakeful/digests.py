@@ -16,7 +16,7 @@ def file_sha256(path: Path) -> str:
 
 
 def joined_sha256(*parts: object) -> str:
-    """Return the SHA-256 of parts as text, with colons between."""
+    """Return the SHA-256 of several values as text, joined by colons."""
     return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
 
 
@@ -26,7 +26,9 @@ def json_digest(value: object) -> str:
 
 
 def state_sha256(model: "nn.Module", about: str = "") -> str:
-    """Return the SHA-256 of a text and of a model's state: names, and tensors as float32."""
+    """Return the SHA-256 of the text `about` and of a model's state: its tensors' names, and their
+    values as float32.
+    """
     digest = hashlib.sha256(about.encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read, and the hint that it may end with."""
+"""The exception whose message a user reads, and hints that its message may end with."""
 
 import difflib
 import os
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _LONGEST = 1_000
-"""Characters of a message; what it quotes may come from a file, and be of any length."""
+"""Most characters of a message, which may quote text of any length from a file."""
 _MOST = 1_000
-"""Files beside a path that are compared with it: a hint is worth no waiting."""
+"""Most files of a folder that a misspelled path is compared with, so that a hint takes no time."""
 _HINTS = 3
-"""Names that begin with what was written, at most."""
+"""Most names in a hint."""
 
 
 class WakefulError(ValueError):
-    """Something the user can mend: the message says what is wrong and what to do.
+    """An error that the user can mend: the message says what is wrong and what to do.
 
-    The command line prints it as one line and exits with status 1; any other exception is a bug
-    and keeps its traceback. Whatever a message quotes, it is one printable line.
+    The command line prints the message, always one printable line, and exits with status 1; any
+    other exception is a bug and keeps its traceback.
     """
 
     def __init__(self, message: str) -> None:
@@ -26,31 +26,32 @@ class WakefulError(ValueError):
 
 
 class Interrupted(WakefulError):
-    """Work was stopped from outside and saved what it had; the message says how to go on."""
+    """Work was stopped from outside after saving its state; the message says how to continue."""
 
     def __init__(self, event: str, then: str) -> None:
         super().__init__(f"{event}; {then}")
         self.what = event
-        """The event, without how to continue: a caller that started more work says that itself."""
+        """The event alone, for a caller whose own message says how to continue."""
 
 
 class Diverged(WakefulError):
-    """Numbers are not finite, nor would be again: training's settings or a model are at fault."""
+    """Training or a model gives numbers that are not finite, and would again when repeated."""
 
 
 class WakefulWarning(UserWarning):
-    """Something the user should know of what was done; the command line prints it as one line."""
+    """A warning about what was done, for the user; the command line prints it as one line."""
 
 
 def warn(message: str) -> None:
-    """Warn whoever called, in one printable line."""
+    """Issue a `WakefulWarning` of one printable line, attributed to the caller's caller."""
     warnings.warn(WakefulWarning(one_line(message)), stacklevel=3)
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string.
+    """Return a hint for a misspelled word: `" (did you mean 'x'?)"` with the closest of
+    `candidates`, or "" where none is close.
 
-    The first few that begin with the word come before all that only resemble it:
+    Up to three candidates that begin with the word are preferred to one that resembles it:
     `" (did you mean 'x1', 'x2' or 'x3'?)"`.
     """
     names = list(candidates)
@@ -63,23 +64,27 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: str | Path) -> str:
-    """Return that hint for a path that is not there, to what is beside it, or an empty string."""
-    there = Path(path)
+    """Return the hint of `did_you_mean` for a path that does not exist, among the files of its
+    folder; "" where none is close.
+    """
+    path = Path(path)
     try:
-        names = [] if there.exists() else os.listdir(there.parent)
+        names = [] if path.exists() else os.listdir(path.parent)
     except (OSError, ValueError):  # no folder, a name that is too long or has a zero byte
         return ""
-    return did_you_mean(str(there), [str(there.parent / name) for name in names[:_MOST]])
+    return did_you_mean(str(path), [str(path.parent / name) for name in names[:_MOST]])
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, or its type where it says nothing."""
+    """Return the first line of an error's message, or the error's type where that is empty."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 def one_line(message: str) -> str:
-    """Return a message without what would break its line or steer a terminal, and not too long."""
-    if len(message) > _LONGEST:  # the cure stands at the end
+    """Return a message as one printable line: without control characters, and with its middle left
+    out where it is longer than 1,000 characters.
+    """
+    if len(message) > _LONGEST:  # what to do stands at the end
         message = f"{message[: _LONGEST * 2 // 3]} [...] {message[-_LONGEST // 3 :]}"
     line = " ".join(message.splitlines())
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in line)

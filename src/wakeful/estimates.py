@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Estimate = tuple[float, float]
-"""A mean and its standard error; the error is NaN where one value leaves nothing to judge by."""
+"""A mean and its standard error, which is NaN for a single value."""
 
 _LARGEST_EXPONENT = 709.0
 """e to more than this is no longer a double."""
@@ -48,17 +48,18 @@ class Figure:
     @property
     def estimate(self) -> Estimate:
         """Return the figure and its error; NaN for a single cluster or an infinite figure."""
-        return self.value, _spread(self._linearized()) / float(self.counts.sum())
+        return self.value, _error_of_sum(self._linearized()) / float(self.counts.sum())
 
     def minus(self, baseline: "Figure") -> Estimate:
-        """Return the difference to a figure over the same clusters, with its paired error.
+        """Return this figure minus the baseline's over the same clusters, with its paired error.
 
-        The error is that of u_i / Σ counts − u'_i / Σ counts': what both find hard cancels.
+        The error is that of u_i / Σ counts − u'_i / Σ counts', in which the difficulty of a cluster
+        for both cancels.
         """
         changes, baseline_changes = (
             figure._linearized() / figure.counts.sum() for figure in (self, baseline)
         )
-        return self.value - baseline.value, _spread(changes - baseline_changes)
+        return self.value - baseline.value, _error_of_sum(changes - baseline_changes)
 
     def _linearized(self) -> np.ndarray:
         """Return u_i = f'(r) (totals_i − r counts_i), by which each cluster moves the figure."""
@@ -85,13 +86,13 @@ def error_of_mean(squares: float, count: int) -> float:
 
 
 def ratio_and_error(totals: ArrayLike, counts: ArrayLike) -> Estimate:
-    """Return Σ totals / Σ counts over clusters and its standard error; see `Figure`."""
+    """Return Σ totals / Σ counts over clusters, with the standard error of `Figure`."""
     total, count = (np.asarray(values, dtype=np.float64) for values in (totals, counts))
     return Figure(total, count).estimate
 
 
 def weighted_mean(means: ArrayLike, counts: ArrayLike) -> Estimate:
-    """Return the mean over all that is counted, from the mean of each cluster, and its error."""
+    """Return the mean Σ counts · means / Σ counts over clusters, and its standard error."""
     weights = np.asarray(counts, dtype=np.float64)
     return ratio_and_error(np.asarray(means, dtype=np.float64) * weights, weights)
 
@@ -117,7 +118,7 @@ def perplexity(loss: float) -> float:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return the number, or None where it is NaN or infinite, which JSON cannot hold, or none."""
+    """Return a number; None in place of NaN, infinity or None, which JSON cannot hold."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -125,7 +126,8 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t: how many standard errors make 95% confidence.
+    """Return the 97.5% quantile of Student's t with `freedom` degrees of freedom: the half-width of
+    a 95% confidence interval in standard errors.
 
     Two seeds leave one degree of freedom, and then a difference has to exceed 12.7 standard errors.
     Past ten degrees of freedom the normal quantile's expansion in 1/ν is exact to three digits.
@@ -142,10 +144,10 @@ def student_quantile(freedom: int) -> float:
 
 
 def interval_half_width(error: float, count: int) -> float:
-    """Return how far the 95% confidence interval of an estimate over `count` clusters reaches.
+    """Return the half-width of the 95% confidence interval of an estimate over `count` clusters.
 
     It is t · error, with Student's t of count − 1 degrees of freedom; infinite for one cluster. A
-    difference counts where it is further from zero.
+    difference is resolved where its absolute value exceeds the half-width.
     """
     return student_quantile(count - 1) * error if count > 1 else math.inf
 
@@ -155,12 +157,13 @@ INTERVAL = "95% confidence interval (Student's t)"
 
 
 def confidence_interval(value: float, error: float, count: int) -> tuple[float, float]:
-    """Return the ends of the 95% confidence interval of an estimate over `count` clusters.
-
-    NaN where there is none: of one cluster, or without an error.
+    """Return the ends of the 95% confidence interval of an estimate over `count` clusters; NaN for
+    one cluster or an error that is not finite.
     """
-    far = interval_half_width(error, count)
-    return (value - far, value + far) if math.isfinite(far) else (math.nan, math.nan)
+    half_width = interval_half_width(error, count)
+    if not math.isfinite(half_width):
+        return math.nan, math.nan
+    return value - half_width, value + half_width
 
 
 def format_interval(value: float | None, error: float | None, count: int, sign: str = "") -> str:
@@ -171,27 +174,31 @@ def format_interval(value: float | None, error: float | None, count: int, sign: 
 
 
 def perplexity_interval(loss: float, error: float, count: int) -> tuple[float, float]:
-    """Return the 95% confidence interval of e to a mean loss: e to the ends of the loss's own."""
+    """Return the 95% confidence interval of a perplexity, e to the mean `loss`: e to the ends of
+    the loss's interval.
+    """
     low, high = confidence_interval(loss, error, count)
     return perplexity(low), perplexity(high)
 
 
 def format_perplexity(loss: float, error: float | None, count: int) -> str:
-    """Return "perplexity (low to high)", the interval's ends in parentheses."""
+    """Return the perplexity of a mean loss as text with the ends of its 95% confidence interval:
+    "perplexity (low to high)".
+    """
     value = perplexity(loss)
     low, high = perplexity_interval(loss, math.nan if error is None else error, count)
     half = (high - low) / 2
     if not math.isfinite(half):
         return format_estimate(value)
-    middle, *ends = (round_to_error(bound, half) for bound in (value, low, high))
-    return f"{middle} ({' to '.join(ends)})"
+    value_text, *ends = (round_to_error(bound, half) for bound in (value, low, high))
+    return f"{value_text} ({' to '.join(ends)})"
 
 
 NEGLIGIBLE = 5e-4
-"""Nats per token: a smaller change of a loss is rounding, however surely it is measured."""
+"""Nats per token: a smaller change of a loss counts as rounding, even if it is resolved."""
 
 TOLERATED = 0.02
-"""Nats per token: a larger rise of a loss is not taken for none, however wide its interval."""
+"""Nats per token: a larger rise of a loss never counts as harmless, however wide its interval."""
 
 
 @dataclass(frozen=True)
@@ -219,17 +226,17 @@ class LossChange:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the change; infinite for a single window."""
-        away = interval_half_width(self.error, self.windows)
-        return self.change - away, self.change + away
+        half_width = interval_half_width(self.error, self.windows)
+        return self.change - half_width, self.change + half_width
 
     @property
     def is_worse(self) -> bool:
-        """True where the interval lies above zero and above rounding."""
+        """True where the whole interval lies above what counts as rounding."""
         return self.interval[0] > NEGLIGIBLE
 
     @property
     def is_harmless(self) -> bool:
-        """True where the loss is not worse and has no large rise that few windows leave open."""
+        """True where the loss is not resolved to be worse and its mean rises by at most 0.02."""
         return not self.is_worse and self.change <= TOLERATED
 
     def __str__(self) -> str:
@@ -246,47 +253,53 @@ def describe_change(change: float, ends: tuple[float, float]) -> str:
 
 
 def format_estimate(value: float | None, error: float | None = None, sign: str = "") -> str:
-    """Return "value ± error", both to the error's second digit; the value alone, to four places
-    or significant digits, where there is no error.
+    """Return "value ± error" as text, both to the error's second digit; without an error the value
+    alone, to four decimal places or significant digits.
 
-    What is not finite, None too, is said to be so; `sign` "+" shows it of positive values.
+    None, NaN and infinity are "not finite". `sign` "+" writes the sign of positive values too.
     """
-    middle, spread, power = _parts(value, error, sign)
-    text = f"{middle} ± {spread}" if spread else middle
+    value_text, error_text, power = _format_parts(value, error, sign)
+    text = f"{value_text} ± {error_text}" if error_text else value_text
     return f"({text}){power}" if power else text
 
 
 def round_to_error(value: float | None, error: float | None, sign: str = "") -> str:
-    """Return a value alone to its error's second digit, such as an edge of an interval."""
-    middle, _, power = _parts(value, error, sign)
-    return middle + power
+    """Return a value as text, rounded to the second digit of its error, without the error."""
+    value_text, _, power = _format_parts(value, error, sign)
+    return value_text + power
 
 
-def _parts(value: float | None, error: float | None, sign: str) -> tuple[str, str, str]:
-    """Return value, error and the power of ten that both are counted in; empty where none is."""
+def _format_parts(value: float | None, error: float | None, sign: str) -> tuple[str, str, str]:
+    """Return a value, its error and the power of ten that both are multiplied by, as texts; "" for
+    no error and no power.
+    """
     if value is None or not math.isfinite(value):
         return "not finite", "", ""
     half_width = error if error is not None and math.isfinite(error) and error > 0 else 0.0
     size = max(abs(value), half_width)
-    middle, spread, power = "", "", ""
+    value_text, error_text, power = "", "", ""
     if size > _LARGE and half_width:
-        middle, spread = f"{value:{sign}.3g}", f"{half_width:.2g}"
+        value_text, error_text = f"{value:{sign}.3g}", f"{half_width:.2g}"
     elif half_width and size < _SMALL:
         exponent = math.floor(math.log10(size))
-        middle, spread, _ = _parts(value / 10.0**exponent, half_width / 10.0**exponent, sign)
+        value_text, error_text, _ = _format_parts(
+            value / 10.0**exponent, half_width / 10.0**exponent, sign
+        )
         power = f"e{exponent}"
     elif half_width:
         # Rounded first: 0.0996 is 0.10, two places.
         places = min(8, max(0, 1 - math.floor(math.log10(float(f"{half_width:.1e}")))))
-        middle, spread = f"{value:{sign},.{places}f}", f"{half_width:,.{places}f}"
+        value_text, error_text = f"{value:{sign},.{places}f}", f"{half_width:,.{places}f}"
     else:
         scientific = size > _LARGE or 0 < size < _SMALL
         places = 4 if size < 10 else max(0, 3 - math.floor(math.log10(size)))
-        middle = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
-    return middle.replace("-", "−"), spread.replace("-", "−"), power.replace("-", "−")
+        value_text = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
+    return value_text.replace("-", "−"), error_text.replace("-", "−"), power.replace("-", "−")
 
 
-def _spread(moves: np.ndarray) -> float:
-    """Return √(n/(n−1) Σ moves²), the moves being of sum zero; NaN for a single one."""
-    size = len(moves)
-    return math.sqrt(size / (size - 1) * float((moves**2).sum())) if size > 1 else math.nan
+def _error_of_sum(deviations: np.ndarray) -> float:
+    """Return √(n/(n−1) Σ u²), the standard error of a sum over n clusters, from each cluster's
+    deviation u, which add up to zero; NaN for one cluster.
+    """
+    size = len(deviations)
+    return math.sqrt(size / (size - 1) * float((deviations**2).sum())) if size > 1 else math.nan

@@ -1,10 +1,10 @@
-"""A finding: what was measured, and how good or bad that is."""
+"""A finding of a diagnosis: what was measured, and how good or bad that is."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["good", "mixed", "bad", "unsure"]
-"""The last where the measurement does not tell."""
+"""Verdict of a finding; "unsure" where the measurement does not decide."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Errors of other libraries, raised as one line that names the file being read."""
+"""Errors of other libraries, turned into `WakefulError`s that name the file being read."""
 
 import errno
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from wakeful.errors import WakefulError, first_line
 
 _TOO_LARGE = ("allocate memory", "out of memory", "Overflow when unpacking", "invalid size")
-"""Parts of messages, in errors of no special type, of torch and the system where memory ends."""
+"""Parts of the messages of torch and the system when memory is exhausted."""
 
 
 @contextmanager
-def wrap_errors(problem: str, then: str = "") -> Iterator[None]:
-    """Turn whatever is raised into a `WakefulError`: `what` is wrong, the library's line, and what
-    to do `then`. One that is raised already goes through.
+def wrap_errors(problem: str, advice: str = "") -> Iterator[None]:
+    """Within a context, turn any exception into a `WakefulError` "problem: message", followed by
+    `advice`; a `WakefulError` is passed on.
 
-    Libraries in Rust panic by an exception that is none of `Exception`.
+    Includes panics of libraries in Rust, which are not subclasses of `Exception`.
     """
     try:
         yield
@@ -25,11 +25,11 @@ def wrap_errors(problem: str, then: str = "") -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = "it does not fit into memory" if lacks_memory(error) else first_line(error)
-        raise WakefulError(f"{problem}: {' '.join(reason.split())[:200]}{then}") from None
+        raise WakefulError(f"{problem}: {' '.join(reason.split())[:200]}{advice}") from None
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return True if an error says that memory was not enough."""
+    """Tell whether an error's type, number or message says that memory was exhausted."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return isinstance(error, RuntimeError | OSError) and any(

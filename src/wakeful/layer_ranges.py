@@ -1,17 +1,17 @@
-"""Layer numbers as ranges: how they are grouped and how they are printed."""
+"""Layer numbers as ranges of consecutive layers, grouped and printed."""
 
 from collections.abc import Sequence
 
 
 def format_layers(layers: Sequence[int]) -> str:
-    """Return layer numbers with neighbors joined: "0–14, 20"."""
+    """Return layer numbers as text, with consecutive ones as a range: "0–14, 20"."""
     return ", ".join(
         f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in group_layers(layers)
     )
 
 
 def group_layers(layers: Sequence[int]) -> list[range]:
-    """Return layer numbers as ranges of neighbors, in their order."""
+    """Return layer numbers as ranges of consecutive numbers, in the given order."""
     runs: list[range] = []
     for layer in layers:
         if runs and layer == runs[-1].stop:

@@ -30,10 +30,10 @@ _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
 
 
 class Paged(Tensor):
-    """A tensor whose numbers lie in a file; it shows them in `dtype`, which holds all of them.
+    """A read-only tensor whose numbers stay in a mapped file, and are cast to `dtype` on use.
 
-    An operation gets an ordinary tensor, made for it alone. Views are `Paged` too. It is not for
-    writing to: RuntimeError.
+    Every operation gets an ordinary tensor that is made for it alone; afterwards the file's pages
+    are released from memory. Views are `Paged` too. Writing to one raises RuntimeError.
     """
 
     stored: Tensor
@@ -54,6 +54,9 @@ class Paged(Tensor):
     def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Run an ATen operation with an ordinary tensor in place of each `Paged` one, and release
+        the files' pages afterwards; views, and casts to the stored type, stay `Paged`.
+        """
         kwargs, (first, *rest) = kwargs or {}, args
         if func.is_view and func._can_decompose():  # a `reshape` or `to` may copy
             return func.decompose(*args, **kwargs)
@@ -61,9 +64,9 @@ class Paged(Tensor):
             result = func(first.stored, *rest, **kwargs)
             with torch.inference_mode(first.is_inference()):  # as autograd asks of a view
                 return tree_map_only(Tensor, lambda part: cls(part, first.dtype), result)
-        if func is _aten._to_copy.default and _is_as_stored(first, kwargs):
+        if func is _aten._to_copy.default and _asks_for_stored_type(first, kwargs):
             return cls(first.stored, first.stored.dtype)
-        if any(isinstance(argument, cls) for argument in _written(func, args, kwargs)):
+        if any(isinstance(argument, cls) for argument in _written_arguments(func, args, kwargs)):
             raise RuntimeError("weights that stay in their files cannot be written to")
         used = [argument for argument in tree_leaves((args, kwargs)) if isinstance(argument, cls)]
         try:
@@ -77,23 +80,25 @@ class Paged(Tensor):
 
 
 def to_memory(tensor: Tensor) -> Tensor:
-    """Return a tensor whose numbers lie in memory: itself, or a copy of a `Paged` one."""
+    """Return a tensor in memory: the tensor itself, or a copy of a `Paged` one."""
     return tensor.clone() if isinstance(tensor, Paged) else tensor
 
 
 def to_plain_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same numbers that is not `Paged`, whose pages nobody lets go of."""
+    """Return an ordinary tensor of the same numbers; of a `Paged` tensor without a cast it is the
+    mapped file itself, whose pages are not released.
+    """
     return tensor.stored.to(tensor.dtype) if isinstance(tensor, Paged) else tensor
 
 
 def split_rows(matrix: Tensor) -> Sequence[Tensor]:
-    """Return a matrix as parts of some rows each, to work on one after another."""
+    """Split a matrix into groups of rows of at most `AT_ONCE` elements, to work on in turn."""
     return matrix.split(max(1, AT_ONCE // matrix[0].numel()))
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tell whether all numbers are finite, from each part's minimum and maximum, which a NaN makes
-    NaN.
+    """Tell whether all numbers of a tensor are finite. It looks at the smallest and the largest,
+    which are NaN where any number is.
     """
     if not tensor.numel():
         return True
@@ -104,15 +109,17 @@ def is_finite(tensor: Tensor) -> bool:
     return True
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yield what an operation writes to."""
+def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Yield the arguments of an ATen operation that it writes to, by its schema."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[number] if number < len(args) else kwargs.get(argument.name)
 
 
-def _is_as_stored(tensor: Any, requested: dict[str, Any]) -> bool:
-    """Tell whether a requested copy has the stored type and lies on the CPU."""
+def _asks_for_stored_type(tensor: Any, requested: dict[str, Any]) -> bool:
+    """Tell whether the options of a `to` ask for the type that a `Paged` tensor has in its file, on
+    the CPU: the result can then stay in the file.
+    """
     device = requested.get("device")
     return (
         isinstance(tensor, Paged)
@@ -123,20 +130,20 @@ def _is_as_stored(tensor: Any, requested: dict[str, Any]) -> bool:
 
 
 def stored_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor in the type that it is stored in, which is its own unless it is `Paged`."""
+    """Return a `Paged` tensor's numbers in the type of its file; another tensor as it is."""
     return tensor.stored if isinstance(tensor, Paged) else tensor
 
 
 def release_pages(tensor: Tensor) -> None:
-    """Take a file's pages out of memory; they are read again when they are used again.
+    """Release the memory pages of a tensor that lies in a mapped file; they are read again on use.
 
-    Only for tensors that lie in a file and are not written to: other memory would be cleared.
+    The tensor must lie in a file and not be written to: other memory would be cleared.
     """
     if _DONT_NEED is None or not tensor.numel():
         return
     begin = tensor.data_ptr()
-    far = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    end = begin + (far + 1) * tensor.element_size()
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = begin + (last + 1) * tensor.element_size()
     begin -= begin % mmap.PAGESIZE
     _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)
 
@@ -144,14 +151,14 @@ def release_pages(tensor: Tensor) -> None:
 _libc = ctypes.CDLL(None) if _DONT_NEED is not None else cast(Any, None)
 
 
-def _trim() -> None:
-    """Give free memory back, which glibc keeps between what is still used: gigabytes in the end."""
+def _return_free_memory() -> None:
+    """Return free memory to the system; glibc would keep gigabytes between blocks in use."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
 
 
 def copy_to_file(tensor: Tensor) -> Paged:
-    """Return a copy of a tensor in a file without a name, in the folder of the cache.
+    """Copy a tensor to a file in the cache folder that is deleted when nothing uses it any more.
 
     Raises:
         WakefulError: the disk is full.
@@ -162,7 +169,7 @@ def copy_to_file(tensor: Tensor) -> Paged:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder)
         try:
-            os.posix_fallocate(handle, 0, size)  # or a full disk ends the process as it is written
+            os.posix_fallocate(handle, 0, size)  # else writing to a full disk ends the process
             storage = torch.UntypedStorage.from_file(name, shared=True, nbytes=size)
         finally:
             os.close(handle)
@@ -175,23 +182,24 @@ def copy_to_file(tensor: Tensor) -> Paged:
     tensor_view = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape)  # pyright: ignore
     tensor_view.copy_(tensor)
     release_pages(tensor_view)
-    _trim()
+    _return_free_memory()
     return Paged(tensor_view, tensor.dtype)
 
 
 def store_like(source: Tensor, result: Tensor) -> Tensor:
-    """Store a tensor computed from a weight where the weight lies: in memory, or in a file, rounded
-    to the type that the file has.
+    """Store `result`, computed from the weight `source`, in the same place: in memory, or for a
+    `Paged` weight in a file, rounded to the type of the weight's file.
     """
     if not isinstance(source, Paged):
         return result
-    kind = source.stored.dtype
-    rounds = kind.is_floating_point and result.is_floating_point()
-    return Paged(copy_to_file(result.to(kind) if rounds else result).stored, result.dtype)
+    dtype = source.stored.dtype
+    rounds = dtype.is_floating_point and result.is_floating_point()
+    file_copy = copy_to_file(result.to(dtype) if rounds else result)
+    return Paged(file_copy.stored, result.dtype)
 
 
 def load_weights(model: nn.Module) -> None:
-    """Read the weights of a model that stay in files into memory, in place."""
+    """Replace a model's `Paged` weights, which stay in files, by copies in memory, in place."""
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -203,18 +211,21 @@ def load_weights(model: nn.Module) -> None:
 
 
 def replace_parameter(module: nn.Module, name: str, values: Tensor) -> None:
-    """Replace a module's parameter by values, in its type and on its device."""
+    """Replace a module's parameter by `values` in the old parameter's type, in memory or in a file
+    as the old one was.
+    """
     old = module.get_parameter(name)
-    parameter = store_like(old, values.to(old.dtype))
-    setattr(module, name, nn.Parameter(parameter, requires_grad=old.requires_grad))
+    tensor = store_like(old, values.to(old.dtype))
+    setattr(module, name, nn.Parameter(tensor, requires_grad=old.requires_grad))
 
 
 def page_matrices(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Let the matrices of a model stay in the files that they were read from; return the model.
+    """Make the matrices of a loaded model `Paged`, in place, so that they stay in their files;
+    return the model.
 
-    They show themselves in `dtype`. What lies in memory, or is a vector, is converted.
+    They are cast to `dtype` on use. Vectors, buffers and weights that lie in memory are cast here.
     """
-    files = _files()
+    files = _mapped_files()
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -225,17 +236,17 @@ def page_matrices(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             if parameter is None or not parameter.is_floating_point():
                 continue
             if id(parameter) not in parameters:
-                there = parameter.detach()
-                fits = torch.promote_types(there.dtype, dtype) == dtype
-                paged = there.ndim > 1 and fits and _lies_in(there, files)
-                copy = Paged(there, dtype) if paged else there.to(dtype)
-                parameters[id(parameter)] = nn.Parameter(copy, requires_grad=False)
+                tensor = parameter.detach()
+                fits = torch.promote_types(tensor.dtype, dtype) == dtype
+                stays = tensor.ndim > 1 and fits and _lies_in(tensor, files)
+                tensor = Paged(tensor, dtype) if stays else tensor.to(dtype)
+                parameters[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
             module._parameters[name] = parameters[id(parameter)]
     return model
 
 
-def _files() -> Sequence[tuple[int, int]]:
-    """Return from where to where files lie in the memory of this process, ascending."""
+def _mapped_files() -> Sequence[tuple[int, int]]:
+    """Return the ranges of addresses (begin, end) at which files are mapped into this process."""
     mappings: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
@@ -246,6 +257,7 @@ def _files() -> Sequence[tuple[int, int]]:
 
 
 def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether a contiguous tensor's memory lies within one of the ranges of addresses."""
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
     return any(low <= begin and end <= high for low, high in files)
 

@@ -11,33 +11,39 @@ import shutil
 from pathlib import Path
 
 _PART = re.compile(r"\..*\.([0-9a-f]{8})\.([0-9a-f]{8})\.(\d{1,10})\.[0-9a-f]{8}\.part", re.DOTALL)
-"""The name of a part: of what, and the machine, the boot and the process that write it."""
+"""Name of a temporary path: the final name, and the machine, boot and process that write to it."""
 
 _NAMED = 160
-"""Bytes of a name that the name of its part begins with; systems take 255 in all."""
+"""Bytes of the final name that a temporary name begins with; systems allow 255 in all."""
 
 
 def default_cache_dir() -> Path:
-    """`$WAKEFUL_CACHE`, else `$XDG_CACHE_HOME/wakeful`, else `~/.cache/wakeful`."""
-    if own := os.environ.get("WAKEFUL_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "wakeful"
+    """Return the cache folder: `$WAKEFUL_CACHE`, else `$XDG_CACHE_HOME/wakeful`, else
+    `~/.cache/wakeful`.
+    """
+    cache_folder = os.environ.get("WAKEFUL_CACHE")
+    if cache_folder:
+        return Path(cache_folder).expanduser()
+    shared_folder = os.environ.get("XDG_CACHE_HOME")
+    if shared_folder:
+        return Path(shared_folder).expanduser() / "wakeful"
     return Path.home() / ".cache" / "wakeful"
 
 
 def expand_home(path: str | Path) -> Path:
-    """Return a path with `~` replaced by the home folder; that of an unknown user stays."""
+    """Return a path with `~` replaced by the home folder; `~name` of an unknown user stays."""
     return Path(os.path.expanduser(path))
 
 
 def check_readable(path: Path) -> None:
-    """Raise `PermissionError` for a file that may not be read, which safetensors calls missing."""
+    """Raise `PermissionError` for a file that this user may not read; safetensors would report it
+    as missing.
+    """
     path.open("rb").close()
 
 
 def free_folder(path: str | Path) -> Path:
-    """Return the path, or where something has that name the first of -2, -3 … that is free."""
+    """Return `path` if nothing has that name, else the first free one of path-2, path-3 …"""
     candidate = first = Path(path)
     number = 2
     while candidate.exists():
@@ -47,26 +53,26 @@ def free_folder(path: str | Path) -> Path:
 
 
 def temporary_path_beside(path: Path) -> Path:
-    """Return a hidden path beside `path`, free to write what is to take its place.
+    """Return a free hidden path in the same folder as `path`, to write what is then renamed to it.
 
-    Its name says whose it is, and what a process that is gone left beside it is removed, once for
-    each folder. A number of a process is unique on one machine, in one boot and container only.
+    Its name has the machine, boot and process that write to it. The first call for a folder removes
+    the temporary paths of processes that no longer run.
     """
-    _sweep(path.absolute().parent)
-    owner = f"{_machine()}.{_boot()}.{os.getpid()}"
+    _remove_abandoned(path.absolute().parent)
+    owner = f"{_machine_id()}.{_boot_id()}.{os.getpid()}"
     short = path.name.encode()[:_NAMED].decode(errors="ignore")
     return path.with_name(f".{short}.{owner}.{secrets.token_hex(4)}.part")
 
 
 @functools.cache
-def _sweep(folder: Path) -> None:
-    """Remove the parts in a folder whose process, of this machine, is gone."""
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary paths in a folder whose process, on this machine, no longer runs."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             match = _PART.fullmatch(path.name)
-            if match is None or match[1] != _machine():
+            if match is None or match[1] != _machine_id():
                 continue
-            if match[2] == _boot() and _lives(int(match[3])):
+            if match[2] == _boot_id() and _is_running(int(match[3])):
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -74,7 +80,7 @@ def _sweep(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -85,17 +91,22 @@ def _lives(process: int) -> bool:
 
 
 @functools.cache
-def _machine() -> str:
-    """Return what tells a machine from others, and a container on it."""
+def _machine_id() -> str:
+    """Return eight hexadecimal digits that identify this machine and container: process ids are
+    unique only within one.
+    """
     try:
-        numbers = os.readlink("/proc/self/ns/pid")
+        namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
-        numbers = ""
-    return hashlib.sha256(f"{platform.node()} {numbers}".encode()).hexdigest()[:8]
+        namespace = ""
+    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]
 
 
 @functools.cache
-def _boot() -> str:
+def _boot_id() -> str:
+    """Return eight hexadecimal digits that identify the machine's last boot, after which process
+    ids begin anew.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -104,9 +115,11 @@ def _boot() -> str:
 
 
 def install_folder(part: Path, folder: Path, file: str) -> None:
-    """Give a finished folder its name in one step, or leave the one that another process made.
+    """Rename a finished temporary folder `part` to `folder`, unless another process has finished
+    `folder` meanwhile.
 
-    `file` is one that a finished folder has: without it there, the error of the move is raised.
+    Raises:
+        OSError: `part` cannot be renamed, and `folder` lacks `file`, which a finished folder has.
     """
     try:
         part.rename(folder)

@@ -1,6 +1,6 @@
-"""One figure from many examples: its standard error, and paired differences between models.
+"""Scores of a model on many examples, with standard errors and paired differences between models.
 
-Every figure is an `estimates.Figure` over examples: an accuracy has weights 1; a perplexity has
+Every score is an `estimates.Figure` over examples: an accuracy has weights 1; a perplexity has
 nats as values and tokens as weights.
 """
 
@@ -20,13 +20,13 @@ AVERAGE = "average of"
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A model's figure on the examples of a task."""
+    """A model's score on the examples of a task: Σ values / Σ weights, or e to that ratio."""
 
     model: str
     task: str
     metric: str
     keys: tuple[str, ...]
-    """Identity of each example: models are paired where all keys are equal."""
+    """Identity of each example; two models' scores are paired where all keys are equal."""
     values: np.ndarray
     weights: np.ndarray
     exponential: bool = False
@@ -39,8 +39,8 @@ class Score:
     implementation: str = ""
     """Of a cost that depends on it: the code that ran the model."""
     part_of: str = ""
-    """Of a task or group that was not asked for by its own name: the group that has it. Tables
-    leave it out."""
+    """The group that a task belongs to, where only the group was requested; tables leave such
+    tasks out."""
 
     @property
     def title(self) -> str:
@@ -60,19 +60,21 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the ends of the 95% confidence interval; of a perplexity, e to its loss's."""
+        """Return the ends of the 95% confidence interval; for a perplexity e to the ends of the
+        interval of its loss.
+        """
         if self.exponential:
             return perplexity_interval(*self.in_nats.over_examples.estimate, len(self.keys))
         return confidence_interval(self.figure, self.error, len(self.keys))
 
     @property
     def in_nats(self) -> "Score":
-        """Return the mean loss in place of a perplexity; any other score is itself."""
+        """Return the mean loss in nats for a perplexity; any other score is returned as it is."""
         return dataclasses.replace(self, exponential=False) if self.exponential else self
 
     @property
     def over_examples(self) -> Figure:
-        """Return the figure with what each example adds to it."""
+        """Return the score as a `Figure`: the value and weight of every example."""
         return Figure(self.values, self.weights, self.exponential)
 
 
@@ -87,14 +89,16 @@ def paired_difference(score: Score, baseline: Score) -> Estimate | None:
 
 
 def score_ratio(score: Score, baseline: Score) -> Estimate:
-    """Return score / baseline with its standard error, the two measured apart; NaN without one."""
+    """Return score / baseline and its standard error, for two independent measurements."""
     value = score.figure / baseline.figure
     relative = math.hypot(score.error / score.figure, baseline.error / baseline.figure)
     return value, abs(value) * relative
 
 
 def can_combine(scores: Sequence[Score]) -> bool:
-    """Tell whether `combine_scores` can take these scores: means over two or more examples each."""
+    """Tell whether `combine_scores` can average these scores: each is a mean (not a perplexity)
+    over two or more examples.
+    """
     return all(len(score.keys) > 1 and not score.exponential for score in scores)
 
 
@@ -113,9 +117,9 @@ def combine_scores(scores: Sequence[Score], shares: Sequence[float], task: str) 
         count, scale = len(score.keys), size * share / score.weights.sum()
         # The error of all examples has size/(size − 1) where this task's has count/(count − 1).
         exact = math.sqrt(count / (count - 1) * (size - 1) / size)
-        spread = score.values - score.figure * score.weights
+        deviations = score.values - score.figure * score.weights
         weights.append(scale * score.weights)
-        values.append(scale * exact * spread + mean * weights[-1])
+        values.append(scale * exact * deviations + mean * weights[-1])
     return dataclasses.replace(
         scores[0], task=task, shots=same_shots(scores),
         keys=tuple(f"{score.task}/{key}" for score in scores for key in score.keys),
@@ -124,7 +128,7 @@ def combine_scores(scores: Sequence[Score], shares: Sequence[float], task: str) 
 
 
 def same_shots(scores: Sequence[Score]) -> int | None:
-    """Return the shots of scores, None where they differ."""
+    """Return the number of shots that all scores have; None where they differ."""
     shots = {score.shots for score in scores}
     return shots.pop() if len(shots) == 1 else None
 
@@ -147,7 +151,7 @@ def average_tasks(scores: Sequence[Score]) -> list[Score]:
 
 
 def scores_table(scores: Sequence[Score]) -> pl.DataFrame:
-    """Return one row an example: model, task, metric, example, key, value, weight."""
+    """Return a table with a row per example: model, task, metric, example, key, value, weight."""
     frames = [
         pl.DataFrame(
             {

@@ -1,4 +1,4 @@
-"""Torch's global switches as our functions need them, whatever their caller has set."""
+"""Torch's global modes and defaults as our functions need them, whatever their caller has set."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,11 +10,12 @@ _AUTOCAST = ("cpu", "cuda")
 
 @contextmanager
 def default_torch_state() -> Iterator[None]:
-    """Let gradients be kept, new tensors be float32 on the CPU, and arithmetic be as it is written,
-    for a while: without inference mode, `no_grad`, autocast, another default type or device.
+    """Set torch's global state to its defaults within a context: gradients are recorded, new
+    tensors are float32 on the CPU, and there is no inference mode, `no_grad` or autocast.
 
-    It decorates every public function, so that `torch.inference_mode()` around a call changes
-    neither GPTQ's weights, which need gradients, nor a number that is measured.
+    The random state is restored afterwards. The context decorates every public function, so that
+    `torch.inference_mode()` around a call changes neither GPTQ's weights, which need gradients, nor
+    a measured number.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))

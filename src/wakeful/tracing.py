@@ -1,4 +1,4 @@
-"""Checks of the execution context: autograd, tracing, torch.func or a second derivative."""
+"""Checks of the execution context: tracing, torch.func, and second derivatives."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,19 +28,19 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Return whether `torch.func` transforms what runs now (`vmap`, `grad`, `jvp`, …).
+    """Return whether a `torch.func` transform (`vmap`, `grad`, `jvp`, …) is active.
 
-    Gradients written by hand know one derivative of one batch. Where this holds, their functions
-    compute by their definition instead, which every transform knows.
+    Functions with hand-written gradients support one derivative of one batch. Under a transform
+    they compute by their definition instead, which every transform supports.
     """
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def is_differentiated_again() -> bool:
-    """Return whether the backward pass that runs now is itself recorded (`create_graph=True`).
+    """Return whether the running backward pass is itself recorded (`create_graph=True`).
 
-    (`once_differentiable` would not do: `torch.autograd.grad` never reaches its refusal, and leaves
-    out what goes through the function without a word.)
+    (`once_differentiable` does not suffice: `torch.autograd.grad` never reaches its error, and
+    silently leaves out gradients through the function.)
     """
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
@@ -48,9 +48,12 @@ def is_differentiated_again() -> bool:
 def differentiate(
     definition: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
-    """Return gradients by `inputs` of Σ grad · definition(*inputs), to be differentiated again."""
-    # Under names of their own: one input may be computed from another.
+    """Return the gradient of Σ grad · definition(*inputs) by each input, itself differentiable;
+    None for an input that requires no gradient.
+    """
+    # Views, since one input may be computed from another.
     inputs = [tensor.view_as(tensor) for tensor in inputs]
-    needed = [tensor for tensor in inputs if tensor.requires_grad]
-    grads = iter(torch.autograd.grad(definition(*inputs), needed, grad, create_graph=True))
+    differentiable = [tensor for tensor in inputs if tensor.requires_grad]
+    output = definition(*inputs)
+    grads = iter(torch.autograd.grad(output, differentiable, grad, create_graph=True))
     return [next(grads) if tensor.requires_grad else None for tensor in inputs]

@@ -247,7 +247,7 @@ def test_tables_of_a_route_grow_and_shrink_with_the_vocabulary(tied, tmp_path):
 
 def test_a_vocabulary_that_cannot_be_resized_is_refused_before_anything_changes():
     _, model = pair(route=f"{__name__}:Counted")
-    with pytest.raises(WakefulError, match=r"Counted counts tokens in its parameter table, which"):
+    with pytest.raises(WakefulError, match=r"a row per token in its parameter table, which"):
         model.resize_token_embeddings(40)
     assert model.get_input_embeddings().num_embeddings == model.config.vocab_size == 29
     assert model.resize_token_embeddings() is model.get_input_embeddings()

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")  # shapes are checked in
 def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Read each source once, and keep the code that Transformers copies out of the home folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(code, "_collect_sources", cache(code._collect_sources))
+        patch.setattr(code, "_rewrite_imports", cache(code._rewrite_imports))
         modules = str(tmp_path_factory.mktemp("modules"))
         patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
         yield

@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import log_likelihoods, measure_perplexity
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
-from wakeful.loading.reading import stream_windows, tokenize
+from wakeful.loading.reading import cut_windows, tokenize
 from wakeful.model.decoder import IGNORED
 from wakeful.training.loop import train_run
 
@@ -71,13 +71,13 @@ def test_windows_cover_each_target_once(
 ) -> None:
     stride = data.draw(st.integers(1, length))
     stream = [-1, *range(100, 100 + count)] if bos else list(range(100, 100 + count))
-    cut = stream_windows(stream, length=length, stride=stride, bos=bos)
+    cut = cut_windows(stream, length=length, stride=stride, bos=bos)
     counted = [target for window in cut for target in window.targets if target != IGNORED]
     assert counted == stream[1:]
     for window in cut:
         assert len(window.inputs) == len(window.targets) <= length
         new = [n for n, target in enumerate(window.targets) if target != IGNORED]
-        assert window.targets[new[0]] == stream[window.first]
+        assert window.targets[new[0]] == stream[window.first_target]
         assert (window.inputs[0] == -1) == bos
         for n in new[1 if bos else 0 :]:
             assert window.targets[n] == window.inputs[n] + 1 or window.inputs[n] == -1

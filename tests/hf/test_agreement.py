@@ -208,7 +208,7 @@ def test_past_a_long_window_the_first_layers_read_alone() -> None:
 
 
 def test_a_window_too_long_to_read_past_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 100)
+    monkeypatch.setattr(module, "_MOST_TOKENS", 100)
     theirs = long_window()
     found = compare_logits(theirs, convert_hf_model(theirs))
     assert str(found).endswith("(64 tokens, float32; not past the window of 600 tokens)")

@@ -330,8 +330,8 @@ def test_transforms_that_are_not_known_are_refused() -> None:
         with pytest.raises(WakefulError, match=message):
             attach_transforms(llama(hidden_size=48), {"R4": table}, {}, "it")
 
-    fails("'random-matrix', of which readers differ", type="random-matrix")
-    fails("of which readers differ", randomize=True)
+    fails("'random-matrix', which readers interpret differently", type="random-matrix")
+    fails("which readers interpret differently", randomize=True)
     fails("acts on k_cache", args={"location": "k_cache"})
     fails("names no layer", args={"targets": ["re:.*nothing$"]})
     fails("no matrix of 48 channels")

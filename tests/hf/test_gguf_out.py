@@ -20,7 +20,7 @@ import wakeful
 from helpers import since
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import _check_rotation, load_hf_model
+from wakeful.hf.checkpoint_reader import _check_gguf_rope, load_hf_model
 from wakeful.hf.gguf_architectures import gguf_architecture
 from wakeful.hf.gguf_header import GGUFHeader, GGUFTensor
 from wakeful.hf.gguf_out import export_gguf
@@ -185,7 +185,7 @@ def test_what_a_file_cannot_hold_is_refused(
     [
         ("llama, llama3", "scaled"),
         ("llama, linear", "scaled"),
-        ("phi3", "turns 8 of a head's 16 channels"),
+        ("phi3", "rotates 8 of a head's 16 channels"),
     ],
 )
 def test_positions_that_transformers_leaves_out_are_not_read(
@@ -202,7 +202,7 @@ def test_positions_that_transformers_leaves_out_are_not_read(
     [
         ("phi3", 96, "", ""),
         ("phi3", 96, "rope_factors_long.weight", "its RoPE is scaled"),
-        ("phi3", 72, "", "its RoPE turns 72 of a head's 96 channels"),
+        ("phi3", 72, "", "its RoPE rotates 72 of a head's 96 channels"),
         ("stablelm", 24, "", ""),
         ("llama", 128, "", ""),
         ("mamba", None, "", ""),
@@ -216,7 +216,7 @@ def test_positions_are_known_where_a_file_does_not_say_how_wide_heads_are(
         values |= {f"{kind}.attention.head_count": 32, f"{kind}.rope.dimension_count": turned}
     tensors = {tensor: GGUFTensor((48,), 0, 192)} if tensor else {}
     with pytest.raises(WakefulError, match=why) if why else nullcontext():
-        _check_rotation(GGUFHeader(values, {}, tensors), "m.gguf")
+        _check_gguf_rope(GGUFHeader(values, {}, tensors), "m.gguf")
 
 
 @pytest.mark.slow
@@ -431,7 +431,7 @@ def test_a_file_names_what_its_weights_come_from(tokenizer: Tokenizer, tmp_path:
     module = decoder(tokenizer.vocab_size)
     model = dataclasses.replace(wakeful.load(module, tokenizer=tokenizer), name="some/model")
     wakeful.export(model, tmp_path / "whole.gguf")
-    lineage = "Made of some/model, whose license holds here too."
+    lineage = "Made from some/model, whose license holds here too."
     export_gguf(
         module, tmp_path / "made.gguf", tokenizer=tokenizer, lineage=lineage, origin="some/model"
     )
@@ -445,7 +445,7 @@ def test_a_file_names_what_its_weights_come_from(tokenizer: Tokenizer, tmp_path:
     assert first["general.base_model.0.name"] == "model"
     assert first["general.base_model.0.organization"] == "some"
     assert first["general.base_model.0.repo_url"] == "https://huggingface.co/some/model"
-    assert first["general.description"].startswith("Made of some/model, whose license holds here")
+    assert first["general.description"].startswith("Made from some/model, whose license holds here")
     tokens = torch.arange(9).view(1, 9)
     with torch.no_grad():  # as matrices are stored
         for parameter in module.parameters():
@@ -484,9 +484,9 @@ CLOSED = processors.TemplateProcessing(single="$A <x>", special_tokens=[("<x>", 
         (AddedToken("word", single_word=True), None, [1], "'word' that matches with single_word"),
         (AddedToken("<left>", lstrip=True), None, [1], "'<left>' that matches with lstrip"),
         (AddedToken("<right>", rstrip=True), None, [1], "'<right>' that matches with rstrip"),
-        (None, OPENED, [1], r"\[257, 258\], which are put before a text"),
-        (None, CLOSED, [1], r"\[258\], which are put behind a text"),
-        (None, None, [1, 2, 3], "4 tokens that end what the model writes"),
+        (None, OPENED, [1], r"the tokens \[257, 258\] before a text"),
+        (None, CLOSED, [1], r"the tokens \[258\] after a text"),
+        (None, None, [1, 2, 3], "4 tokens that end generation"),
     ],
 )
 def test_what_a_file_has_no_place_for_is_named(

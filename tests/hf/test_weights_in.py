@@ -244,9 +244,11 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
         empty = dict(Decoder(ours).named_parameters())
     for link in FAMILIES[kind].links(ours):
         # Halves of whole numbers: a norm stored less one comes back to the bit.
-        tensor = torch.randint(-9, 9, link.join([empty[part] for part in link.own_names]).shape) / 2
+        tensor = (
+            torch.randint(-9, 9, link.join([empty[part] for part in link.decoder_names]).shape) / 2
+        )
         parts = link.split(tensor)
-        assert [part.shape for part in parts] == [empty[part].shape for part in link.own_names]
+        assert [part.shape for part in parts] == [empty[part].shape for part in link.decoder_names]
         assert torch.equal(link.join(parts), tensor)
 
 

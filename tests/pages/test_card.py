@@ -112,7 +112,7 @@ def test_what_a_cured_model_had_before_is_said_to_be_that(run: Run, tmp_path: Pa
         out=tmp_path / "cured",
     )  # fmt: skip
     text = (tmp_path / "cured/README.md").read_text("utf-8")
-    assert "one seed. It was measured before that was done to it." in text
+    assert "one seed. It was measured before these steps." in text
     assert "measured before" not in card(run, tmp_path / "model")
 
 

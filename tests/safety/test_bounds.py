@@ -314,7 +314,7 @@ def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (tmp_path / f".f.{machine}.{boot}.{dead}.00000000.part").symlink_to(kept)
-    paths._sweep.cache_clear()
+    paths._remove_abandoned.cache_clear()
     temporary_path_beside(tmp_path / "other")
     there = {path.name for path in tmp_path.iterdir()} - {"kept"}
     assert there == {name for name, stays in names.items() if stays}

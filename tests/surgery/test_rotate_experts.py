@@ -65,7 +65,7 @@ def test_the_verb_writes_the_stock_architecture(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(again(TOKENS).logits, plain(TOKENS).logits, rtol=1e-4, atol=1e-4)
     assert torch.equal(cured.model.module.get_parameter("lm_head.weight"), again.lm_head.weight)
-    assert "Made of experts" in (out / "README.md").read_text("utf-8")
+    assert "Made from experts" in (out / "README.md").read_text("utf-8")
     assert cured.summary["architecture"] == "mixtral"
     narrow = tmp_path / "narrow"
     wakeful.cure(folder, rotate="hadamard", out=str(narrow), stored="bfloat16", **read)

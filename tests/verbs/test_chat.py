@@ -88,8 +88,8 @@ def test_a_turn_has_the_tokens_that_transformers_gives_it(
     for message in ("a qu", " a", "qu\n", " a  a ", ""):
         turns = [{"role": "user", "content": message}]
         ids = theirs.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        assert turn.around(message) == ids, message
-    spelled = turn.around("a</s>")
+        assert turn.encode(message) == ids, message
+    spelled = turn.encode("a</s>")
     assert spelled.count(theirs.eos_token_id) == (0 if spaces else 2)
 
 
@@ -98,8 +98,8 @@ def test_a_message_that_spells_a_special_token_is_trimmed_as_any_other(instruct:
     tokenizer = load(instruct, device="cpu").wakeful_tokenizer
     turn = user_turn(tokenizer)
     assert turn is not None
-    assert turn.around(" <eos> ") == turn.around("<eos>")
-    assert turn.around("<eos>")[1:-2] == tokenizer.encode("<eos>")
+    assert turn.encode(" <eos> ") == turn.encode("<eos>")
+    assert turn.encode("<eos>")[1:-2] == tokenizer.encode("<eos>")
 
 
 def test_an_answer_may_hold_what_ends_a_message(
@@ -137,7 +137,7 @@ def test_the_usual_one_of_several_templates_is_taken(instruct: str, tmp_path: Pa
     said = [{"role": "user", "content": "why?"}]
     theirs = AutoTokenizer.from_pretrained(instruct)
     ids = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-    assert turn.around("why?") == ids
+    assert turn.encode("why?") == ids
 
 
 def test_chat_that_cannot_be_had_is_refused(
@@ -156,7 +156,7 @@ def test_chat_that_cannot_be_had_is_refused(
     ("template", "message"),
     [
         ("{{ messages[0].content | upper }}{{ messages[0].content }}{{ eos_token }}", "once"),
-        ("nothing{{ eos_token }}", "once and as it is"),
+        ("nothing{{ eos_token }}", "once and unchanged"),
         ("{% for", "cannot be rendered"),
         ("{{ raise_exception('system first') }}", "system first"),
     ],

@@ -17,7 +17,7 @@ from wakeful.curing.search import (
     Candidate,
     CureChoice,
     FormatTrial,
-    Texts,
+    SearchTexts,
     choose_cure,
     parse_format,
 )
@@ -53,15 +53,15 @@ def lopsided() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def texts() -> Texts:
+def texts() -> SearchTexts:
     """Return what the decoder says itself, whose loss it then rises from by any error."""
     made, generator = lopsided(), torch.Generator().manual_seed(0)
-    rows = torch.randint(29, (Texts.rows, 1), generator=generator)
+    rows = torch.randint(29, (SearchTexts.num_rows, 1), generator=generator)
     with torch.no_grad():
         for _ in range(22):
             odds = made(rows)[:, -1].softmax(-1)
             rows = torch.cat([rows, odds.multinomial(1, generator=generator)], 1)
-    return Texts.of(rows)
+    return SearchTexts.split(rows)
 
 
 @torch.inference_mode()
@@ -77,19 +77,19 @@ def tried_in(choice: CureChoice) -> list[FormatTrial]:
 
 
 @pytest.mark.slow
-def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Texts) -> None:
+def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: SearchTexts) -> None:
     plain = lopsided()
     choice = choose_cure(plain, [W4A4], texts, token=3)
     trials = tried_in(choice)
     by_cure = {trial.candidate: trial.damage for trial in trials if trial.scheme == W4A4}
-    full = losses(plain, texts.choosing)
+    full = losses(plain, texts.search)
     for candidate, made in (
         (Candidate(), plain),
         (Candidate(rotate="hadamard"), rotate(plain)),
         (Candidate(sink_cure="prefix"), store_prefix(plain, [3])),
     ):
         small = quantize_module(made, W4A4, skip=["head"])
-        expected = mean_and_error((losses(small, texts.choosing) - full).numpy())
+        expected = mean_and_error((losses(small, texts.search) - full).numpy())
         assert by_cure[candidate] == pytest.approx(expected, rel=1e-3, abs=1e-4)
     least = min(trials, key=lambda trial: trial.damage[0])
     assert least.candidate.rotate
@@ -115,11 +115,11 @@ def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Text
 @pytest.mark.parametrize(("apart", "odd"), [(1, 0), (3, 7), (8, 3)])
 def test_sequences_are_spread_over_the_text(apart: int, odd: int) -> None:
     """First those to choose by; those that calibrate are farthest from them."""
-    drawn = Texts.spread(torch.arange(Texts.rows * 5 * apart + odd), 5)
-    parts = (drawn.choosing, drawn.proving, drawn.calibrating)
+    drawn = SearchTexts.spread(torch.arange(SearchTexts.num_rows * 5 * apart + odd), 5)
+    parts = (drawn.search, drawn.proof, drawn.calibration)
     assert [len(each) for each in parts] == [NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION]
     rows = torch.cat(parts)
-    assert rows[:, 0].tolist() == [5 * apart * row for row in range(Texts.rows)]
+    assert rows[:, 0].tolist() == [5 * apart * row for row in range(SearchTexts.num_rows)]
     assert (rows.diff(dim=1) == 1).all()
 
 
@@ -150,7 +150,9 @@ def test_rotations_stay_within_blocks_of_weights_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_grid", [False, True])
-def test_every_cure_is_rounded_as_the_uncured_model_is_best(texts: Texts, on_grid: bool) -> None:
+def test_every_cure_is_rounded_as_the_uncured_model_is_best(
+    texts: SearchTexts, on_grid: bool
+) -> None:
     """Weights on a format's grid lose nothing to nearest, and something where channels divide."""
     nearest = parse_scheme("scheme(weights=absmax(bits=4, per='channel'))")
     other, plain = replace(nearest, method=Smooth() if on_grid else GPTQ), lopsided()
@@ -190,7 +192,7 @@ def test_grids_that_clip_are_kept_and_told_of_without_a_cure() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
+def test_what_is_not_surely_better_is_no_cure(texts: SearchTexts) -> None:
     """Eight bits of weights cost nothing here that a cure could save."""
     harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
     choice = choose_cure(lopsided(), [harmless], texts, token=None)
@@ -202,12 +204,12 @@ def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
 
 
 @pytest.mark.slow
-def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) -> None:
+def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: SearchTexts) -> None:
     choice = choose_cure(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
     assert len(choice.proofs) == 2
     assert {len(trials) for trials in choice.trials} == {2}
     assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)
-    assert (len(texts.choosing), len(texts.proving)) == (NUM_SEARCH, NUM_PROOF)
+    assert (len(texts.search), len(texts.proof)) == (NUM_SEARCH, NUM_PROOF)
 
 
 def test_sinks_are_tried_where_cure_fits_them() -> None:
@@ -223,7 +225,7 @@ def test_sinks_are_tried_where_cure_fits_them() -> None:
 
 
 @pytest.mark.slow
-def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) -> None:
+def test_engines_are_offered_what_stays_one_of_transformers_own(texts: SearchTexts) -> None:
     plain = lopsided()
     tried = {
         stock: {
@@ -234,7 +236,7 @@ def test_engines_are_offered_what_stays_one_of_transformers_own(texts: Texts) ->
     }
     names = {
         stock: {
-            stock_architecture(each.apply(plain, texts.calibrating, 3).config)[0] for each in found
+            stock_architecture(each.apply(plain, texts.calibration, 3).config)[0] for each in found
         }
         for stock, found in tried.items()
     }

@@ -23,7 +23,7 @@ import wakeful
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
 from wakeful.curing.difference import Float32Products
-from wakeful.curing.search import Candidate, CureChoice, FormatTrial, Proof, Texts
+from wakeful.curing.search import Candidate, CureChoice, FormatTrial, Proof, SearchTexts
 from wakeful.curing.tool import _round_changed
 from wakeful.diagnosis.verdict import diagnosis_summary, findings
 from wakeful.errors import WakefulError
@@ -92,7 +92,7 @@ def test_a_rotated_model_is_a_stock_one(
     assert "values, haar, seed 0;" in found["done"]["Rotation"]
     assert "values, haar, seed 0;" in page
     card = (out / "README.md").read_text("utf-8")
-    assert f"Made of {llama.name}" in card
+    assert f"Made from {llama.name}" in card
     assert "- Rotation: residual stream" in card
     assert "| loss, nats per token | 6." in card
     assert f"wakeful cure {llama} --text" in card
@@ -467,12 +467,14 @@ def test_a_cure_is_chosen_for_a_format(
     """What is chosen is carried out, or nothing is, and either is said and written."""
     proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
 
-    def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **kwargs: object) -> CureChoice:
+    def chosen(
+        plain: Decoder, schemes: list[Scheme], texts: SearchTexts, **kwargs: object
+    ) -> CureChoice:
         other = "w8a8" if outlier else "kv4"
         assert [str(each) for each in schemes] == [rounded, other]
         assert (kwargs["token"] is None) == bool(plain.config.stored_prefix)
-        assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
-        assert logits_of(plain, texts.choosing).isfinite().all()
+        assert len(texts.search) + len(texts.proof) + len(texts.calibration) == SearchTexts.num_rows
+        assert logits_of(plain, texts.search).isfinite().all()
         tried = Candidate("haar", True, True, "prefix")
         trials = [
             tuple(FormatTrial(each, scheme, (loss, 0.1)) for scheme in schemes)

@@ -173,7 +173,7 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert (loaded.context, loaded.bos, loaded.name) == (64, 256, "small")
     card = (tmp_path / "small/README.md").read_text("utf-8")
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert f"Made of {llama}, whose license holds here too" in card
+    assert f"Made from {llama}, whose license holds here too" in card
     options = "--length 16 --bos on --scheme fp8 --num_sequences 3"
     assert f"    wakeful quantize {llama} --text {text} {options} --save {small}\n" in card
     before, error = summary["perplexity"], summary["perplexity_standard_error"]

@@ -25,13 +25,15 @@ class Difference:
     relative: float
     """Root mean square of the differences, over the logits' own deviation."""
     kl: float
-    """KL of the second's next-token distribution from the first's, in nats per token."""
+    """KL(first ‖ second) of the next-token distributions, in nats per token."""
 
     def describe(self, prefix: Sequence[int]) -> str:
-        """Format the differences from an original model that reads the ids `prefix` first."""
-        read = f", which reads ids {list(prefix)} before it" if prefix else ""
+        """Return the differences of a cured model from the original as words for a report; the
+        original read the token ids `prefix` before the text.
+        """
+        after_prefix = f", which reads ids {list(prefix)} before it" if prefix else ""
         return (
-            f"at most {self.largest:.1e} from the model before{read}, in root mean square "
+            f"at most {self.largest:.1e} from the model before{after_prefix}, in root mean square "
             f"{self.relative:.1e} of their deviation; KL {self.kl:.1e} nats per token"
         )
 
@@ -40,10 +42,12 @@ class Difference:
 def measure_differences(
     original: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
 ) -> dict[str, Difference]:
-    """Return how far the cured model is from the one before, which reads the prefix as text.
+    """Measure how far a cured model's logits are from the original's on a text (B, L), by the type
+    of arithmetic.
 
-    In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
-    `plain` decoder, from the one before in its own.
+    The reference is the original in its own dtype, which reads the stored `prefix` as tokens of the
+    text. Compared with it are the cured model in that dtype and in bfloat16, and the uncured
+    decoder `plain` in bfloat16, which shows the effect of rounding alone.
     """
     rows = [prepend_tokens(prefix, row[None]) for row in text]
     expected = [logits_of(original, row)[:, len(prefix) :] for row in rows]
@@ -61,7 +65,9 @@ def measure_differences(
 
 
 def _bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
-    """Return the decoder's forward in bfloat16, without a second copy in its own arithmetic."""
+    """Return a function from token ids (B, L) to a decoder's logits (B, L, V) in bfloat16, without
+    changing the decoder.
+    """
     tensors = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
     rounded = {
         name: tensor.bfloat16() for name, tensor in tensors if tensor.is_floating_point()
@@ -75,12 +81,16 @@ def _bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
 
 
 class Float32Products(TorchFunctionMode):
-    """Matrix products of bfloat16 by float32's, rounded once: the same arithmetic, since bfloat16
-    products add up in float32 anyway, and several times faster on processors that lack bfloat16."""
+    """Context in which linear layers in bfloat16 on a CPU compute in float32 and round the result.
+
+    The numbers are the same, since bfloat16 products are summed in float32 anyway, and processors
+    without bfloat16 are several times faster.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        """Call a torch function, a linear layer in bfloat16 on the CPU in float32."""
         if func is linear and args[0].dtype == torch.bfloat16 and args[0].device.type == "cpu":
             x, weight, *bias = args
             wide_bias = (tensor.float() for tensor in bias if tensor is not None)
@@ -89,7 +99,7 @@ class Float32Products(TorchFunctionMode):
 
 
 def logit_difference(expected: Sequence[Tensor], logits: Iterable[Tensor]) -> Difference:
-    """Return how far logits are apart, given those of each row."""
+    """Return the differences of two models' logits, given for each row (1, L, V) of a text."""
     figures = torch.zeros(len(expected), 4, dtype=torch.float64)
     for row, reference, output in zip(figures, expected, logits, strict=True):
         error = output.float() - reference.float()

@@ -24,7 +24,7 @@ class CureOptions(ReadingOptions):
     rotate_values: How[bool] = False
     """Rotate every head's values alone, by Hadamard: exact wherever a model's norms stand."""
     rotate_inner: How[bool] = False
-    """Rotate what the feed-forward networks' last projections read too, as the model runs."""
+    """Rotate the inputs of the feed-forward networks' last projections too, as the model runs."""
     rotate_keys: How[bool] = False
     """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
     prefix: How[str] = ""
@@ -54,6 +54,7 @@ class CureOptions(ReadingOptions):
     )
 
     def __post_init__(self) -> None:
+        """Check that a cure or a format is named, and that `prefix` is a valid choice."""
         super().__post_init__()
         turns = self.turning or self.rotate_inner or self.rotate_keys
         if not (turns or self.prefix or self.sinks or self.for_):

@@ -65,32 +65,31 @@ class Candidate:
     """Removal of the attention sink: "" (it stays), "prefix" (stored) or "sinks" (learned)."""
 
     def __str__(self) -> str:
-        named = {
-            "rotate_inner": self.inner,
-            "rotate_keys": self.keys,
-            self.sink_cure: self.sink_cure,
-        }
-        parts = [
-            f"rotate {self.rotate}" if self.rotate else "",
-            *(n for n, on in named.items() if on),
-        ]
-        return ", ".join(filter(None, parts)) or "no cure"
+        """Return the changes as words, such as "rotate hadamard, rotate_keys, prefix"."""
+        parts = [f"rotate {self.rotate}"] if self.rotate else []
+        if self.inner:
+            parts.append("rotate_inner")
+        if self.keys:
+            parts.append("rotate_keys")
+        if self.sink_cure:
+            parts.append(self.sink_cure)
+        return ", ".join(parts) or "no cure"
 
     def apply(
-        self, plain: Decoder, calibrating: Tensor, token: int | None, seed: int = 0
+        self, plain: Decoder, calibration: Tensor, token: int | None, seed: int = 0
     ) -> Decoder:
-        """Return the cured decoder; `plain` itself where this is no cure.
+        """Return a copy of the decoder with this candidate's changes; `plain` itself for no cure.
 
         Args:
-            plain: the decoder, which stays as it is.
-            calibrating: sequences (B, L) to fit sinks on.
+            plain: the uncured decoder, which stays as it is.
+            calibration: sequences (B, L) to fit sinks on.
             token: the id that a prefix stores and that sinks are fitted to.
             seed: of the rotations.
         """
         decoder = plain
         if self.sink_cure == "sinks":
             assert token is not None
-            decoder = surgery.learned_sinks(decoder, token, calibrating)
+            decoder = surgery.learned_sinks(decoder, token, calibration)
         if self.rotate or self.inner:
             decoder = surgery.rotate(
                 decoder, self.rotate or "identity", inner=self.inner, seed=seed
@@ -131,7 +130,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class CureChoice:
-    """Chosen cure for formats, with every measurement of the search."""
+    """The cure chosen for number formats, with every measurement of the search."""
 
     best: Candidate
     schemes: tuple[Scheme, ...]
@@ -143,13 +142,13 @@ class CureChoice:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """All figures: values with their standard errors."""
+        """All measurements as a table for JSON: estimates are pairs of value and standard error."""
         return {
             "chosen": str(self.best),
             "schemes": [scheme.expression for scheme in self.schemes],
             "candidates": [
-                {"scheme": str(t.scheme), "cure": str(t.candidate), "damage": t.damage}
-                for trials in self.trials for t in trials
+                {"scheme": str(trial.scheme), "cure": str(trial.candidate), "damage": trial.damage}
+                for trials in self.trials for trial in trials
             ],
             "proof": [
                 {"scheme": str(proof.scheme), "no_cure": proof.before, "cured": proof.after,
@@ -160,17 +159,17 @@ class CureChoice:
 
     @property
     def winner(self) -> Candidate:
-        """Candidate of the least mean cost in the search, kept or not."""
-        return _best_of(self.trials)[0]
+        """The candidate of least mean cost in the search, whether it was then chosen or not."""
+        return _find_cheapest(self.trials)[0]
 
     @property
     def is_kept(self) -> bool:
-        """True where the winner of the search is chosen: a cure, or clipping without one."""
-        return _best_of(self.trials) == (self.best, self.schemes)
+        """True where the winner of the search, a cure or clipping without one, was chosen."""
+        return _find_cheapest(self.trials) == (self.best, self.schemes)
 
     @property
     def description(self) -> str:
-        """Sentence that names the chosen cure and the schemes to quantize by."""
+        """Words that name the chosen cure and the schemes to quantize by."""
         chosen = str(self.best)
         if self.best == Candidate():
             chosen = "no cure: none is surely better than the model as it is"
@@ -181,17 +180,16 @@ class CureChoice:
         """Sentences on the winner's cost in each format, on text that the search did not use."""
         verdict = "" if self.is_kept else "; that is not sure enough to keep"
         uncured = self.winner == Candidate()
-        cured_label, uncured_label = (
-            ("clipped", "unclipped") if uncured else (f"after {self.winner}", "before")
-        )
+        cured_label, uncured_label = f"after {self.winner}", "before"
+        if uncured:
+            cured_label, uncured_label = "clipped", "unclipped"
         sentences: list[str] = []
         for proof, trial in zip(self.proofs, self.trials[0], strict=False):
-            before, after = (
-                format_interval(*cost, NUM_PROOF) for cost in (proof.before, proof.after)
-            )
+            before = format_interval(*proof.before, NUM_PROOF)
+            after = format_interval(*proof.after, NUM_PROOF)
             text = (
                 f"{after} nats per token {cured_label} and {before} {uncured_label}, "
-                f"{_difference(proof)}{verdict}"
+                f"{_format_difference(proof)}{verdict}"
             )
             if uncured and proof.scheme == trial.scheme:
                 text = f"{before} nats per token: nothing tried was better"
@@ -207,7 +205,7 @@ class CureChoice:
             [
                 str(proof.scheme),
                 *(format_interval(*cost, NUM_PROOF, "+") for cost in (proof.before, proof.after)),
-                _difference(proof),
+                _format_difference(proof),
             ]
             for proof in self.proofs
         ]
@@ -238,44 +236,56 @@ class CureChoice:
         ]  # fmt: skip
 
 
-def _difference(proof: Proof) -> str:
+def _format_difference(proof: Proof) -> str:
     return describe_change(proof.difference[0], proof.interval)
 
 
-def _best_of(trials: Sequence[tuple[FormatTrial, ...]]) -> tuple[Candidate, tuple[Scheme, ...]]:
-    """Return the candidate and the clipped formats of the least mean damage over formats."""
-    best = min(trials, key=lambda trial_row: sum(trial.damage[0] for trial in trial_row))
-    return best[0].candidate, tuple(trial_row.scheme for trial_row in best)
+def _find_cheapest(
+    trials: Sequence[tuple[FormatTrial, ...]],
+) -> tuple[Candidate, tuple[Scheme, ...]]:
+    """Return the candidate with the least cost, summed over formats, and its schemes (with their
+    clipping); `trials` has a tuple for each candidate, with a trial per format.
+    """
+
+    def total_cost(candidate_trials: tuple[FormatTrial, ...]) -> float:
+        return sum(trial.damage[0] for trial in candidate_trials)
+
+    cheapest = min(trials, key=total_cost)
+    return cheapest[0].candidate, tuple(trial.scheme for trial in cheapest)
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Sequences (B, L) of token ids, and the tokens that an uncured model reads before each."""
+class SearchTexts:
+    """Sequences (B, L) of token ids for the search of a cure, by their use."""
 
-    choosing: Tensor
-    proving: Tensor
-    calibrating: Tensor
+    search: Tensor
+    """To measure candidates on."""
+    proof: Tensor
+    """To prove the best candidate on."""
+    calibration: Tensor
+    """To calibrate rounding and to fit sinks on."""
     opening: tuple[int, ...] = ()
-    rows: ClassVar[int] = NUM_SEARCH + NUM_PROOF + NUM_CALIBRATION
+    """Tokens that an uncured model reads before each sequence."""
+    num_rows: ClassVar[int] = NUM_SEARCH + NUM_PROOF + NUM_CALIBRATION
 
     @classmethod
-    def of(cls, rows: Tensor, opening: tuple[int, ...] = ()) -> "Texts":
-        """Split `rows` sequences (B, L) by their use."""
-        choosing, proving, calibrating = rows.split([NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION])
-        return cls(choosing, proving, calibrating, opening)
+    def split(cls, rows: Tensor, opening: tuple[int, ...] = ()) -> "SearchTexts":
+        """Split `num_rows` sequences (B, L) by their use."""
+        search, proof, calibration = rows.split([NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION])
+        return cls(search, proof, calibration, opening)
 
     @classmethod
-    def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "Texts":
-        """Cut sequences of `length` from a text's tokens (N,), evenly spread over the text."""
-        stride = len(tokens) // (cls.rows * length)
+    def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "SearchTexts":
+        """Cut `num_rows` sequences of `length` from a text's tokens (N,), evenly spread over it."""
+        stride = len(tokens) // (cls.num_rows * length)
         sequences = tokens[: len(tokens) // length * length].view(-1, length)
-        return cls.of(sequences[::stride][: cls.rows], opening)
+        return cls.split(sequences[::stride][: cls.num_rows], opening)
 
 
 def parse_format(name: str) -> Scheme:
-    """Parse a format's name or a scheme expression.
+    """Parse a number format's name ("nvfp4") or a scheme expression.
 
-    Weights of few bits are rounded by GPTQ where a name is given; an expression names its method.
+    A format's name rounds weights of at most 4 bits by GPTQ; an expression names its own method.
     """
     scheme = parse_scheme(_SCHEME_NAMES.get(name, name), imports=True)
     weights = scheme.weights
@@ -287,7 +297,12 @@ def parse_format(name: str) -> Scheme:
 def list_candidates(
     plain: Decoder, schemes: Sequence[Scheme], token: int | None
 ) -> list[Candidate]:
-    """Return every pair of a residual rotation and a sink cure that is possible, no cure first."""
+    """Return a candidate for every pair of a residual rotation and a sink cure that the decoder
+    allows, no cure first.
+
+    Rotations are Hadamard's, of the full width and within the formats' blocks. `token` is the id
+    that a sink cure removes; None tries no sink cure.
+    """
     grids = [
         grid
         for scheme in schemes
@@ -297,19 +312,20 @@ def list_candidates(
     blocks = {math.gcd(grid.group, plain.config.width) for grid in grids if grid.group} - {1}
     rotations = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
     sink_cures = [""] if token is None else ["", "prefix"]
-    coarse = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # `cure` fits none there
-    if token is not None and not coarse and _possible(surgery.check_replaceable, plain):
+    is_16_bit = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # too coarse to fit
+    if token is not None and not is_16_bit and _passes(surgery.check_replaceable, plain):
         sink_cures.append("sinks")
     rotations = [
         "",
-        *(scheme for scheme in rotations if _possible(surgery.check_rotates, plain, scheme)),
+        *(rotation for rotation in rotations if _passes(surgery.check_rotates, plain, rotation)),
     ]
     return [
         Candidate(rotate=rotation, sink_cure=cure) for rotation in rotations for cure in sink_cures
     ]
 
 
-def _possible(check: Callable[..., object], *arguments: object) -> bool:
+def _passes(check: Callable[..., object], *arguments: object) -> bool:
+    """Tell whether a check returns without a `WakefulError`."""
     try:
         check(*arguments)
     except WakefulError:
@@ -318,15 +334,18 @@ def _possible(check: Callable[..., object], *arguments: object) -> bool:
 
 
 def add_online_rotations(best: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
-    """Return a candidate with each set of online rotations that the formats could gain from."""
+    """Return the candidate with every combination, but none, of the online rotations that the
+    formats could gain from: of inner channels where weights are quantized, of keys where the cache
+    is.
+    """
     inner = [False, True] if any(scheme.weights is not None for scheme in schemes) else [False]
     keys = [False, True] if any(scheme.cache is not None for scheme in schemes) else [False]
-    variants = [
+    combinations = [
         replace(best, inner=with_inner, keys=with_keys)
         for with_inner in inner
         for with_keys in keys
     ]
-    return variants[1:]
+    return combinations[1:]
 
 
 def clip_scheme(scheme: Scheme, share: float) -> Scheme:
@@ -343,18 +362,18 @@ def clip_scheme(scheme: Scheme, share: float) -> Scheme:
 def choose_cure(
     plain: Decoder,
     schemes: Sequence[Scheme],
-    texts: Texts,
+    texts: SearchTexts,
     *,
     token: int | None,
     stock: bool = False,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> CureChoice:
-    """Choose the cure of a model before `schemes` quantize it, all but its head.
+    """Choose the cure of a model that is then quantized by `schemes`, all but its head.
 
     Args:
-        plain: the decoder, which stays as it is.
-        schemes: the formats; over several, the mean damage decides.
+        plain: the uncured decoder, which stays as it is.
+        schemes: the number formats; over several, the mean cost decides.
         texts: the sequences to measure on.
         token: the id that a prefix stores and sinks are fitted to; None tries neither.
         stock: try only cures that leave one of Transformers' own architectures.
@@ -370,16 +389,17 @@ class _Search:
 
     plain: Decoder
     schemes: tuple[Scheme, ...]
-    texts: Texts
+    texts: SearchTexts
     token: int | None
     stock: bool
     seed: int
     on_progress: Callable[[str], None]
     trials: list[tuple[FormatTrial, ...]] = field(default_factory=list)
-    full: dict[int, Tensor] = field(default_factory=dict)
+    uncured_losses: dict[int, Tensor] = field(default_factory=dict)
+    """Losses (B,) of the uncured model in full precision, by the `id` of the text."""
 
     def choose(self) -> CureChoice:
-        """Measure all candidates and prove the best."""
+        """Measure all candidates; return the best if new text proves it, else no cure."""
         self._measure_uncured()
         for candidate in list_candidates(self.plain, self.schemes, self.token)[1:]:
             self._try(candidate, self.schemes)
@@ -390,71 +410,81 @@ class _Search:
             if clipped_schemes != self.schemes:
                 self._try(self._best[0], clipped_schemes)
         best, schemes = self._best
-        cured, proofs = self._make(best), list[Proof]()
-        gaps = torch.zeros(NUM_PROOF, dtype=torch.float64)
-        for plain, scheme in zip(self.schemes, schemes, strict=True):
-            before = after = self._damages(self.plain, Candidate(), plain, self.texts.proving)
-            if (best, scheme) != (Candidate(), plain):
-                after = self._damages(cured, best, scheme, self.texts.proving)
-            gaps += after - before
+        cured, proofs = self._apply(best), list[Proof]()
+        total_change = torch.zeros(NUM_PROOF, dtype=torch.float64)
+        for unclipped, scheme in zip(self.schemes, schemes, strict=True):
+            before = self._measure_costs(self.plain, Candidate(), unclipped, self.texts.proof)
+            after = before
+            if (best, scheme) != (Candidate(), unclipped):
+                after = self._measure_costs(cured, best, scheme, self.texts.proof)
+            total_change += after - before
             estimates = (mean_and_error(costs) for costs in (before, after, after - before))
             proofs.append(Proof(scheme, *estimates))
-        mean, error = mean_and_error(gaps)
+        mean, error = mean_and_error(total_change)
         is_better = confidence_interval(mean, error, NUM_PROOF)[1] < 0
         if not is_better or any(proof.difference[0] > 0 for proof in proofs):
             best, schemes = Candidate(), self.schemes
         return CureChoice(best, schemes, tuple(self.trials), tuple(proofs))
 
     def _measure_uncured(self) -> None:
-        """Measure no cure; replace a rounding method that costs more than rounding to nearest."""
+        """Measure the uncured model in every format, with the format's rounding method and by
+        rounding to nearest; keep the cheaper of the two for the search.
+        """
         self.on_progress(str(Candidate()))
         ranked = list[list[FormatTrial]]()
         for scheme in self.schemes:
             methods = dict.fromkeys([scheme, replace(scheme, method=None)])
-            trials = [self._trial(self.plain, Candidate(), way) for way in methods]
+            trials = [self._measure(self.plain, Candidate(), method) for method in methods]
             ranked.append(sorted(trials, key=lambda trial: trial.damage[0]))
-        self.schemes = tuple(methods[0].scheme for methods in ranked)
-        self.trials.append(tuple(methods[0] for methods in ranked))
-        if any(len(methods) > 1 for methods in ranked):
-            self.trials.append(tuple(methods[-1] for methods in ranked))
+        self.schemes = tuple(trials[0].scheme for trials in ranked)
+        self.trials.append(tuple(trials[0] for trials in ranked))
+        if any(len(trials) > 1 for trials in ranked):
+            self.trials.append(tuple(trials[-1] for trials in ranked))
 
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
-        return _best_of(self.trials)
+        """The cheapest candidate so far, and its schemes."""
+        return _find_cheapest(self.trials)
 
-    def _make(self, candidate: Candidate) -> Decoder:
-        return candidate.apply(self.plain, self.texts.calibrating, self.token, self.seed)
+    def _apply(self, candidate: Candidate) -> Decoder:
+        return candidate.apply(self.plain, self.texts.calibration, self.token, self.seed)
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
+        """Measure a candidate in every format and add its trials, unless `stock` excludes it."""
         self.on_progress(str(candidate))
-        cured = self._make(candidate)
+        cured = self._apply(candidate)
         if self.stock and stock_architecture(cured.config)[0] == WakefulConfig.model_type:
             return
-        self.trials.append(tuple(self._trial(cured, candidate, scheme) for scheme in schemes))
+        self.trials.append(tuple(self._measure(cured, candidate, scheme) for scheme in schemes))
 
-    def _trial(self, decoder: Decoder, candidate: Candidate, scheme: Scheme) -> FormatTrial:
-        damages = self._damages(decoder, candidate, scheme, self.texts.choosing)
-        return FormatTrial(candidate, scheme, mean_and_error(damages))
+    def _measure(self, decoder: Decoder, candidate: Candidate, scheme: Scheme) -> FormatTrial:
+        """Measure the mean cost of a candidate, which `decoder` has, in one format."""
+        costs = self._measure_costs(decoder, candidate, scheme, self.texts.search)
+        return FormatTrial(candidate, scheme, mean_and_error(costs))
 
-    def _damages(
+    def _measure_costs(
         self, decoder: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor
     ) -> Tensor:
-        """Return, for each sequence (B,), the loss of a candidate quantized by `scheme` less that
-        of the uncured model in full precision, in nats per token.
+        """Return the cost (B,) of a cured decoder in a format on each sequence of a text (B, L).
+
+        It is the loss of the quantized decoder minus that of the uncured model in full precision,
+        in nats per token.
         """
         opening = () if candidate.sink_cure else self.texts.opening
-        calibration = [surgery.prepend_tokens(opening, row[None]) for row in self.texts.calibrating]
+        calibration = [surgery.prepend_tokens(opening, row[None]) for row in self.texts.calibration]
         skip = (HEAD,) if scheme.weights is not None else ()
         quantized = quantize_module(
             decoder, scheme, arithmetic="integer", skip=skip,
             calibration=calibration if scheme.calibrated else (),
         )  # fmt: skip
-        if id(text) not in self.full:
-            self.full[id(text)] = _losses(self.plain, text, self.texts.opening)
-        return (_losses(quantized, text, opening) - self.full[id(text)]).cpu()
+        if id(text) not in self.uncured_losses:
+            self.uncured_losses[id(text)] = _mean_losses(self.plain, text, self.texts.opening)
+        return (_mean_losses(quantized, text, opening) - self.uncured_losses[id(text)]).cpu()
 
 
-def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
-    """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
+def _mean_losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
+    """Return the mean loss (B,) of every sequence of a text (B, L), without its first token, in
+    float64; the model reads the tokens `opening` before each sequence.
+    """
     losses = surgery.losses_after_opening(model, text, opening, together=1)
     return torch.tensor(losses, dtype=torch.float64, device=text.device)

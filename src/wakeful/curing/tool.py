@@ -26,7 +26,7 @@ from wakeful.curing.search import (
     SEARCH_SPREAD,
     Candidate,
     CureChoice,
-    Texts,
+    SearchTexts,
     choose_cure,
     list_candidates,
     parse_format,
@@ -82,7 +82,7 @@ COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
 _OUR_CLASS_ONLY = "that is done as the model runs, by our class, whose decoder holds no experts"
 _REFUSED_OF_EXPERTS = {
-    "for_": "what it chooses among is made of our decoder, which holds no experts",
+    "for_": "its candidates are versions of our decoder, which holds no experts",
     "rotate_inner": _OUR_CLASS_ONLY,
     "rotate_keys": _OUR_CLASS_ONLY,
     "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
@@ -91,7 +91,7 @@ _REFUSED_OF_EXPERTS = {
 """Options that are refused for a mixture of experts, with the reason."""
 NUM_FIT, FIT_LENGTH = 16, 256
 """Sequences that sinks are fitted on, and tokens of each, or the model's context where shorter."""
-NUM_SEARCH_TOKENS = Texts.rows * SEARCH_SPREAD * CHOOSING_LENGTH
+NUM_SEARCH_TOKENS = SearchTexts.num_rows * SEARCH_SPREAD * CHOOSING_LENGTH
 """Number of tokens of the text that choosing a cure draws its sequences from."""
 _COMPARISON_PASSES = 4.0
 """Forward passes that comparing logits takes: of both models, in two types of arithmetic."""
@@ -106,11 +106,12 @@ class _CuredModel:
     prefix: tuple[int, ...] = ()
     """The stored tokens."""
     stock: str
-    """The architecture it is written as: one of Transformers' own, or "wakeful"."""
+    """`model_type` of the architecture it is written as: one of Transformers' own, or "wakeful"."""
     done: tuple[tuple[str, str], ...]
+    """The steps of the cure as report lines (label, text)."""
     differences: Mapping[str, Difference]
-    """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
-    rounding that one alone."""
+    """Differences of logits from the original's, by arithmetic ("float32", "bfloat16, cured" ...),
+    on the same tokens."""
     loss: LossChange
     """Change of the loss on windows of the text, paired."""
     choice: CureChoice | None = None
@@ -124,27 +125,30 @@ class Cure(_CuredModel, MeasuredResult):
     """A cured model compared with the original."""
 
     before: Model
+    """The original model."""
     diagnosis: Diagnosis
-    """Of the model before and after."""
+    """Diagnosis of the original and of the cured model."""
     command: str
     """The command line that does the same."""
     source: str
-    """The name that the model before was asked for by."""
+    """The name or path by which the original was given."""
     advice: Advice | None = None
     """Command to try instead, where the cured model still has an ill or predicts worse."""
     reading: str = ""
-    """The options by which it read its text, for the next command."""
+    """The command's options that choose the text, for the next command."""
     out: str = ""
-    """The folder that was asked for."""
+    """The output folder; "" for none."""
 
     @property
     def frame(self) -> pl.DataFrame:
-        """The diagnosis' rows, of the model before and after."""
+        """The diagnosis' measurements of the original and of the cured model, one per row."""
         return self.diagnosis.frame
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The diagnosis before and after, what was done, and how far the predictions moved."""
+        """All results as a table for JSON: the diagnosis of both models, the steps of the cure, the
+        change of the loss and the differences of logits.
+        """
         figures = self.diagnosis.summary | {
             "loss_change": {
                 "change": self.loss.change, "windows": self.loss.windows,
@@ -164,13 +168,15 @@ class Cure(_CuredModel, MeasuredResult):
         return self._report(self.out or f"{source}-cured")
 
     def _report(self, folder: str | Path) -> Report:
-        """Return the diagnosis before and after as a report, with what the cure did and cost."""
-        moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
+        """Return the report of the cure: its steps, its effect on the loss, and the diagnosis of
+        both models. `folder` is where the model is or could be written, for the next commands.
+        """
+        changes = [(label, f"{old} → {new}") for label, old, new in self._figures()]
         models, choice = self.diagnosis.models, self.choice
         schemes = [] if choice is None else [scheme.expression for scheme in choice.schemes]
         diagnosis = diagnosis_report(
             models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
-            done=[*self.done, *moved],
+            done=[*self.done, *changes],
             steps=after_cure(self.source, folder, schemes, self.advice, self.reading),
             worse=[] if self.loss.is_harmless else [models[1].name],
         )  # fmt: skip
@@ -185,31 +191,35 @@ class Cure(_CuredModel, MeasuredResult):
 
     @property
     def _remaining_advice(self) -> list[str]:
-        """Advice in a sentence, where no command helps."""
-        without = self.advice is not None and not self.advice.arguments
-        return [f"{self.advice.words}."] if self.advice is not None and without else []
+        """The advice as a sentence, if it names no command; a command is shown elsewhere."""
+        if self.advice is None or self.advice.arguments:
+            return []
+        return [f"{self.advice.words}."]
 
     @property
     def _loss_headline(self) -> str:
+        """Sentence on whether the cured model predicts worse than the original."""
         verdict = "may predict worse"
         if self.loss.is_worse or self.loss.is_harmless:
             verdict = "predicts worse" if self.loss.is_worse else "predicts no worse"
         return f"{self.diagnosis.models[1].name} {verdict}: its loss changes by {self.loss}."
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder that Transformers loads, with the page beside it."""
+        """Write the cured model to a folder that Transformers loads, with the report's page and
+        figures; return the folder.
+        """
         tokenizer = self.model.wakeful_tokenizer
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
             done=[f"{label}: {text}" for label, text in self.done],
             figures=self._figures(),
         )  # fmt: skip
-        kind, module = self.model.export_dtype, self.model.module
-        files = {"tokenizer": tokenizer, "dtype": kind, "types": self.model.types, "card": card}
+        dtype, module = self.model.export_dtype, self.model.module
+        options = {"tokenizer": tokenizer, "dtype": dtype, "types": self.model.types, "card": card}
         if isinstance(module, PreTrainedModel):
-            save_stock(module, folder, **files)
+            save_stock(module, folder, **options)
         else:
-            export_decoder(self.model.decoder(), folder, **files)
+            export_decoder(self.model.decoder(), folder, **options)
         run = Run(folder)
         run.write_json("cure.json", self.summary)
         run.write_frame("diagnosis.parquet", self.frame)
@@ -217,7 +227,9 @@ class Cure(_CuredModel, MeasuredResult):
         return run.path
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the measurements before and after: a name, and both figures."""
+        """Yield the label of each measurement, and its value for the original and the cured model
+        as text.
+        """
         before, after = self.diagnosis.summary["models"]
         for name, label in _FIGURE_LABELS.items():
             if before[name] is not None and after[name] is not None:
@@ -244,7 +256,7 @@ def cure(
     options: CureOptions | None = None,
     **kwargs: Any,
 ) -> Cure:
-    """Take a model's outliers and sinks away, without training.
+    """Remove a model's activation outliers and attention sinks, without training.
 
         cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
 
@@ -271,30 +283,34 @@ def cure(
     if options.out:
         refuse_existing(Path(options.out))
     with open_session("cure", options, [model], tokenizer, display) as opened_session:
-        learning_tokens = _count_learning_tokens(options)
-        num_tokens = (options.length or LENGTH) * options.num_sequences + learning_tokens
-        text_words = EvaluationText(read_beginning(options.source, num_tokens))
+        num_learning_tokens = _count_learning_tokens(options)
+        num_tokens = (options.length or LENGTH) * options.num_sequences + num_learning_tokens
+        evaluation_text = EvaluationText(read_beginning(options.source, num_tokens))
         loaded = next(opened_session.models())
         if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
             )
-        event_source(loaded.module)  # refuses what cannot be diagnosed
+        event_source(loaded.module)  # raises for a model that cannot be diagnosed
         if options.out:
-            _ = loaded.wakeful_tokenizer  # which is written
-        fused = any(map(is_fused, loaded.module.modules()))
-        make = _cure_experts if fused and not is_hybrid(loaded.module.config) else _cure_decoder
-        result = make(_CureTask(loaded, text_words, learning_tokens, options, opened_session.show))
+            _ = loaded.wakeful_tokenizer  # raises where it cannot be written
+        has_experts = any(map(is_fused, loaded.module.modules()))
+        is_moe = has_experts and not is_hybrid(loaded.module.config)
+        show = opened_session.show
+        task = _CureTask(loaded, evaluation_text, num_learning_tokens, options, show)
+        result = _cure_experts(task) if is_moe else _cure_decoder(task)
     shared_names = ("bos", "device", "dtype", "num_sequences")
     shared_options = {name: getattr(options, name) for name in shared_names}
-    shared_options["text"] = options.source  # both models read the text that is verified on
+    shared_options["text"] = options.source  # both models are diagnosed on the text of the cure
     diagnosis = diagnose(
         loaded, result.model, display=display, length=result.length, no_advice=True,
         **shared_options,
     )  # fmt: skip
-    # Whether a cure for a format helped, quantizing shows.
-    helped = options.for_ or _is_helped(result, diagnosis)
-    advice = None if helped else _advise_next(loaded, diagnosis, text_words, options, result.length)
+    # Only quantizing shows whether a cure for a format helped.
+    helped = options.for_ or _is_healthy(result, diagnosis)
+    advice = (
+        None if helped else _advise_next(loaded, diagnosis, evaluation_text, options, result.length)
+    )
     cure = Cure(
         **vars(result), before=loaded, diagnosis=diagnosis, source=source_name(model),
         command=command, figures=options.figures, out=options.out, advice=advice,
@@ -305,8 +321,10 @@ def cure(
     return cure
 
 
-def _is_helped(result: _CuredModel, diagnosis: Diagnosis) -> bool:
-    """Return whether a cured model predicts no worse and has no ill that a cure is for."""
+def _is_healthy(result: _CuredModel, diagnosis: Diagnosis) -> bool:
+    """Tell whether a cured model predicts no worse than the original and its diagnosis has no bad
+    finding but lazy layers, which no cure removes.
+    """
     ills = {finding.title for finding in findings(diagnosis.models[1]) if finding.level != "good"}
     return result.loss.is_harmless and ills <= {"Lazy layers"}
 
@@ -314,12 +332,14 @@ def _is_helped(result: _CuredModel, diagnosis: Diagnosis) -> bool:
 def _advise_next(
     loaded: Model,
     diagnosis: Diagnosis,
-    text_words: EvaluationText,
+    evaluation_text: EvaluationText,
     options: CureOptions,
     length: int,
 ) -> Advice | None:
-    """Return advice for the original model, tried on the text; or that this cure was the best."""
-    rows = text_words.sequences(
+    """Return advice for a model whose cure did not suffice: another cure of the original, measured
+    on the text, or words that none does better.
+    """
+    rows = evaluation_text.sequences(
         loaded, length=length, num_sequences=options.num_sequences, bos=False
     )
     advice = advise(loaded, diagnosis.models[0], rows, bos=options.bos)
@@ -339,25 +359,29 @@ class _CureTask:
     """One call of `cure`: the model, its text and the options."""
 
     loaded: Model
-    text_words: EvaluationText
-    learning_tokens: int
+    evaluation_text: EvaluationText
+    num_learning_tokens: int
     """Tokens that choosing and fitting read, after those to verify on."""
     options: CureOptions
     show: Display
 
     @property
     def stored(self) -> torch.dtype | None:
-        """The type in which the cured model is written; None is that of its weights."""
+        """The type to write the cured model's weights in; None keeps the weights' own."""
         requested = self.options.stored
         return self.loaded.stored if requested == "auto" else getattr(torch, requested)
 
     @property
     def types(self) -> Mapping[str, torch.dtype] | None:
-        """Types of weights that differ from `stored`; None where all have it."""
+        """Types of the weights that are written in another type than `stored`, by name; None to
+        write all in `stored`.
+        """
         return self.loaded.types if self.options.stored == "auto" else None
 
-    def cured(self, module: nn.Module, **changes: Any) -> Model:
-        """Wrap a cured module as a `Model` with the original's tokenizer and settings."""
+    def wrap_cured(self, module: nn.Module, **changes: Any) -> Model:
+        """Wrap a cured module as a `Model` with the original's tokenizer and settings, except for
+        `changes` of its fields.
+        """
         loaded = self.loaded
         return replace(
             loaded, name=f"{loaded.name} cured", module=module, path=None,
@@ -369,7 +393,7 @@ class _CureTask:
 
 
 def _cure_decoder(task: _CureTask) -> _CuredModel:
-    """Cure a model that our decoder can be."""
+    """Cure a model that can be converted to our decoder, and measure the effect."""
     loaded, options, show = task.loaded, task.options, task.show
     converted = convert_to_decoder(loaded, show)
     plain, agreement = converted.decoder(), str(converted.agreement or "")
@@ -381,32 +405,33 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
         passes=2 * DIAGNOSIS_PASSES + 2
         + _COMPARISON_PASSES * min(1.0, COMPARED_TOKENS / text.shape[1]),
     )  # fmt: skip
-    # Refuse what the text or the tokenizer forbids before anything is measured.
+    # What the text or the tokenizer forbids is refused before anything is measured.
     texts = _search_texts(task, text)
-    rest = _fitting_tokens(task, text.numel()) if options.sinks else None
+    fitting_tokens = _fitting_tokens(task, text.numel()) if options.sinks else None
     reader = _reader_without_bos(loaded) if options.prefix or options.sinks else None
     sink = _choose_sink(task, plain, text)
     choice, options = _choose_cure(task, plain, texts, sink)
     task = replace(task, options=options)
-    prefix, stored = _choose_stored_tokens(task, sink)
-    read = lambda: loaded.tokenizer  # noqa: E731
+    prefix, prefix_lines = _choose_stored_tokens(task, sink)
+    read_tokenizer = lambda: loaded.tokenizer  # noqa: E731
     if prefix or options.sinks:
-        read = reader or _reader_without_bos(loaded)
+        read_tokenizer = reader or _reader_without_bos(loaded)
     done = [("Conversion", agreement)] if agreement else []
     done += [] if choice is None else [("Chosen", choice.description)]
     prefix_tokens, base = list[int](), plain
     if options.sinks:
         assert sink is not None
         prefix_tokens = [*sink.token.tokens]
-        rest = _fitting_tokens(task, text.numel()) if rest is None else rest
+        if fitting_tokens is None:
+            fitting_tokens = _fitting_tokens(task, text.numel())
         show.note("fitting sinks")
-        base = _fit_sinks(loaded, plain, prefix_tokens[0], rest)
+        base = _fit_sinks(loaded, plain, prefix_tokens[0], fitting_tokens)
         description = f"softmax-1 with one a head, fitted to id {prefix_tokens[0]} before the text"
         done.append(("Learned sinks", description))
     cured, lines = _apply_cures(task, base, prefix)
-    done += lines + stored + _round_changed(cured, plain, task.stored)
+    done += lines + prefix_lines + _round_changed(cured, plain, task.stored)
     context = min(loaded.context, cured.config.context)
-    result = task.cured(cured, context=context, read_tokenizer=read)
+    result = task.wrap_cured(cured, context=context, read_tokenizer=read_tokenizer)
     show.note("comparing logits")
     prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
     by_dtype = measure_differences(loaded.module, plain, cured, compared, prefix_tokens)
@@ -442,7 +467,12 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
 
 
 def _cure_experts(task: _CureTask) -> _CuredModel:
-    """Cure a mixture of experts, which our decoder cannot be, on Transformers' own modules."""
+    """Cure a mixture of experts, which our decoder cannot represent, as a Transformers model, and
+    measure the effect.
+
+    Raises:
+        WakefulError: an option is not possible for a mixture of experts.
+    """
     loaded, options = task.loaded, task.options
     refused = {name: why for name, why in _REFUSED_OF_EXPERTS.items() if getattr(options, name)}
     if options.sinks:
@@ -474,29 +504,30 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         cured = surgery.rotate_experts(
             cured, options.turning, stream=bool(options.rotate), seed=options.seed
         )
-        done.append(_rotation(options))
+        done.append(_describe_rotation(options))
     done += _round_changed(cured, loaded.module, task.stored)
     task.show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
     with torch.inference_mode():
-        before = surgery.prepend_tokens(prefix_tokens, compared)
-        expected = [logits_of(loaded.module, row[None])[:, len(prefix_tokens) :] for row in before]
+        rows = surgery.prepend_tokens(prefix_tokens, compared)
+        expected = [logits_of(loaded.module, row[None])[:, len(prefix_tokens) :] for row in rows]
         logits = [logits_of(cured, row[None]) for row in compared]
-        gap = logit_difference(expected, logits)
-    kind, result = dtype_name(loaded), task.cured(cured, **changes)
+        difference = logit_difference(expected, logits)
+    arithmetic, result = dtype_name(loaded), task.wrap_cured(cured, **changes)
     loss = loss_change(loaded, result, text, options.bos)
     done = [
         ("Loss on the text", str(loss)),
         *done,
-        (f"Logits in {kind}", gap.describe(prefix_tokens)),
+        (f"Logits in {arithmetic}", difference.describe(prefix_tokens)),
     ]
     return _CuredModel(
-        model=result, done=tuple(done), stock=cured.config.model_type, differences={kind: gap},
-        length=text.shape[1], loss=loss,
+        model=result, done=tuple(done), stock=cured.config.model_type,
+        differences={arithmetic: difference}, length=text.shape[1], loss=loss,
     )  # fmt: skip
 
 
-def _rotation(options: CureOptions) -> tuple[str, str]:
+def _describe_rotation(options: CureOptions) -> tuple[str, str]:
+    """Return the report line (label, text) of the rotation that the options ask for."""
     description = f"every head's values, {options.turning}, seed {options.seed}"
     if options.rotate:
         description = (
@@ -507,7 +538,9 @@ def _rotation(options: CureOptions) -> tuple[str, str]:
 
 @torch.inference_mode()
 def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
-    """Raise `WakefulError` where outputs are not finite, or none to be compared with."""
+    """Raise `WakefulError` where a decoder's logits on a text are not finite, or the same for every
+    token: differences from them would mean nothing.
+    """
     logits = check_logits(decoder(text)).float()
     if not (logits.flatten(1).std(1) > 0).all():
         raise WakefulError(
@@ -517,17 +550,18 @@ def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
 
 
 def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
-    """Return a reader of the tokenizer of a model that stores a text's beginning.
+    """Return a function that returns a model's tokenizer without the BOS that it puts before a
+    text: a cured model has a stored prefix or sinks in its place.
 
     Raises:
-        WakefulError: the tokenizer or its chat template begins a text with BOS in another way.
+        WakefulError: the chat template writes BOS in a way that cannot be removed.
     """
     if not (loaded.adds_bos or loaded.tokenizer.chat_template):
         return lambda: loaded.tokenizer
     tokenizer, turn = loaded.wakeful_tokenizer.without_bos(), None
     with suppress(WakefulError):  # a template without a user's turn stays as it is
         turn = user_turn(tokenizer)
-    # Some mark every turn with the token that is also named BOS, as SmolLM2's does.
+    # Some templates, such as SmolLM2's, begin every turn with the token that is also BOS.
     first, rest = ([], []) if turn is None else (turn.before[:1], turn.before[1:] + turn.after)
     if first == [tokenizer.bos] and tokenizer.bos not in rest:
         raise WakefulError(
@@ -538,8 +572,13 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
 
 
 def _verification_text(task: _CureTask) -> Tensor:
-    """Return the sequences (B, L) to verify on, with room for a prefix before them."""
-    loaded, text_words, options = task.loaded, task.text_words, task.options
+    """Return the sequences (B, L) of the text to verify the cure on, short enough that a prefix
+    before them fits into the context.
+
+    Raises:
+        WakefulError: the prefix leaves no room for a text.
+    """
+    loaded, evaluation_text, options = task.loaded, task.evaluation_text, task.options
     has_prefix = bool(options.prefix) or options.sinks or bool(options.for_)
     room = int(options.prefix) if options.prefix.isdecimal() else int(has_prefix)
     if room > loaded.context - 2:
@@ -548,17 +587,22 @@ def _verification_text(task: _CureTask) -> Tensor:
             f"{loaded.context} tokens"
         )
     length = min(options.length_for(loaded.context), loaded.context - room)
-    sequences = text_words.sequences(
+    sequences = evaluation_text.sequences(
         loaded, length=length, num_sequences=options.num_sequences, bos=False
     )
     return torch.tensor(sequences, device=loaded.device)
 
 
 def _fitting_tokens(task: _CureTask, skip: int) -> Tensor:
-    """Return the tokens (N,) to fit on: those after the ones to verify on."""
+    """Return the text's tokens (N,) to fit sinks on: those after the first `skip`, which are to
+    verify on.
+
+    Raises:
+        WakefulError: the text has too few tokens.
+    """
     num_needed = min(FIT_LENGTH, task.loaded.context - 1)
-    tokens = task.text_words.beginning.tokens(
-        task.loaded.encode_plain, skip + task.learning_tokens
+    tokens = task.evaluation_text.beginning.tokens(
+        task.loaded.encode_plain, skip + task.num_learning_tokens
     )[skip:]
     if len(tokens) < num_needed:
         raise WakefulError(
@@ -569,21 +613,26 @@ def _fitting_tokens(task: _CureTask, skip: int) -> Tensor:
     return torch.tensor(tokens, device=task.loaded.device)
 
 
-def _fit_sinks(loaded: Model, plain: Decoder, token: int, rest: Tensor) -> Decoder:
-    """Return the decoder with sinks fitted to a token on the text `rest` (N,)."""
-    length = min(FIT_LENGTH, loaded.context - 1, len(rest))
-    count = min(NUM_FIT, len(rest) // length)
-    rows = rest[: count * length].view(count, length)
+def _fit_sinks(loaded: Model, plain: Decoder, token: int, tokens: Tensor) -> Decoder:
+    """Return the decoder with learned sinks in place of the sink on `token`, fitted on a text's
+    `tokens` (N,).
+    """
+    length = min(FIT_LENGTH, loaded.context - 1, len(tokens))
+    count = min(NUM_FIT, len(tokens) // length)
+    rows = tokens[: count * length].view(count, length)
     return surgery.learned_sinks(plain, token, rows)
 
 
 def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
-    """Choose the tokens to store by measurements on the text after the one to verify on, or on
-    that one where no more follows; None where no cure stores a token.
+    """Measure which tokens take the attention sink best, to store them as a prefix or to fit sinks
+    to them; None where no cure needs that.
+
+    `text` (B, L) is to verify on; the measurements use the text after it, or itself where the text
+    ends there.
     """
     loaded, options = task.loaded, task.options
-    chosen = options.prefix not in ("", "bos") or options.sinks or options.for_
-    if not chosen or plain.config.stored_prefix:
+    needs_sink = options.prefix not in ("", "bos") or options.sinks or options.for_
+    if not needs_sink or plain.config.stored_prefix:
         return None
     number = int(options.prefix) if options.prefix.isdecimal() else 1
     tokens = _choosing_tokens(task, text)
@@ -597,16 +646,21 @@ def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkC
 
 
 def _choosing_tokens(task: _CureTask, text: Tensor) -> Tensor:
-    """Return the tokens (N,) of the text after the one to verify on, or of that where it ends."""
-    skip = text.numel()
-    rest = task.text_words.beginning.tokens(task.loaded.encode_plain, skip + CHOOSING_TOKENS)[skip:]
+    """Return tokens (N,) to choose a sink on: those after `text` (B, L), which is to verify on, or
+    `text` itself where no more than its own number follow.
+    """
+    skip, beginning = text.numel(), task.evaluation_text.beginning
+    rest = beginning.tokens(task.loaded.encode_plain, skip + CHOOSING_TOKENS)[skip:]
     return torch.tensor(rest, device=text.device) if len(rest) > skip else text.flatten()
 
 
 def _choose_stored_tokens(
     task: _CureTask, sink: surgery.SinkChoice | None
 ) -> tuple[list[int], list[tuple[str, str]]]:
-    """Return the tokens to store, and report lines (label, text)."""
+    """Return the tokens to store as a prefix, [] for none, and report lines (label, text) on them.
+
+    `sink` has the measurements that chose a token, except for the prefix "bos".
+    """
     prefix = task.options.prefix
     if not prefix:
         return [], []
@@ -630,19 +684,23 @@ def _choose_stored_tokens(
 
 
 def _format_tokens(loaded: Model, tokens: Sequence[int]) -> str:
+    """Return tokens as words: their texts and ids."""
     return ", ".join(f"{loaded.token_text(token)!r} (id {token})" for token in tokens)
 
 
-def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
-    """Return the sequences to choose a cure for formats on, from the text after the one to verify
-    on; None where no format is named.
+def _search_texts(task: _CureTask, text: Tensor) -> SearchTexts | None:
+    """Return the sequences to choose a cure for number formats on, from the text after `text`,
+    which is to verify on; None where the options name no format.
+
+    Raises:
+        WakefulError: the text has too few tokens.
     """
     loaded, options = task.loaded, task.options
     if not options.for_:
         return None
     length = min(CHOOSING_LENGTH, loaded.context - len(loaded.start_tokens(options.bos)) - 1)
-    count = Texts.rows * length
-    tokens = task.text_words.beginning.tokens(
+    count = SearchTexts.num_rows * length
+    tokens = task.evaluation_text.beginning.tokens(
         loaded.encode_plain, text.numel() + count * SEARCH_SPREAD
     )[text.numel() :]
     if len(tokens) < count:
@@ -651,14 +709,16 @@ def _search_texts(task: _CureTask, text: Tensor) -> Texts | None:
             f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
         )
     token_ids = torch.tensor(tokens, device=loaded.device)
-    return Texts.spread(token_ids, length, tuple(loaded.start_tokens(options.bos)))
+    return SearchTexts.spread(token_ids, length, tuple(loaded.start_tokens(options.bos)))
 
 
 def _choose_cure(
-    task: _CureTask, plain: Decoder, texts: Texts | None, sink: surgery.SinkChoice | None
+    task: _CureTask, plain: Decoder, texts: SearchTexts | None, sink: surgery.SinkChoice | None
 ) -> tuple[CureChoice | None, CureOptions]:
-    """Choose the cure for the formats on `texts`; return it with the options that apply it, or None
-    with the options as they are where no format is named.
+    """Choose the cure for the number formats that the options name, by measurements on `texts`.
+
+    Returns the choice, and the options with the chosen cure; without a format (`texts` is None)
+    None and the options as they are. `sink` has the token that a sink cure removes.
     """
     loaded, options = task.loaded, task.options
     if texts is None:
@@ -669,7 +729,7 @@ def _choose_cure(
         scheme.method.forward_passes(NUM_CALIBRATION) for scheme in schemes if scheme.method
     )
     note_duration(
-        task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.choosing.shape[1],
+        task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.search.shape[1],
         total=len(list_candidates(plain, schemes, token)),
         passes=NUM_SEARCH * len(schemes) + NUM_CALIBRATION * calibration_passes,
     )  # fmt: skip
@@ -691,7 +751,9 @@ def _choose_cure(
 def _apply_cures(
     task: _CureTask, plain: Decoder, prefix: Sequence[int]
 ) -> tuple[Decoder, list[tuple[str, str]]]:
-    """Return the cured decoder, and report lines (label, text)."""
+    """Rotate a decoder and store the prefix in it, as the options say; return the cured decoder and
+    report lines (label, text).
+    """
     options, cured = task.options, plain
     done: list[tuple[str, str]] = []
     if options.turning or options.rotate_inner:
@@ -701,9 +763,9 @@ def _apply_cures(
             inner=options.rotate_inner, seed=options.seed,
         )  # fmt: skip
     if options.turning:
-        done.append(_rotation(options))
+        done.append(_describe_rotation(options))
         if plain.config.tied and not cured.config.tied:
-            done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
+            done.append(("Head", "untied from the embedding: it contains the final norm's scale"))
     if options.rotate_inner:
         description = "hidden channels of feed-forward networks, as the model runs"
         done.append(("Inner rotation", description))
@@ -720,7 +782,8 @@ def _apply_cures(
 def _round_changed(
     cured: nn.Module, plain: nn.Module, dtype: torch.dtype | None
 ) -> list[tuple[str, str]]:
-    """Round changed weights in place to the type they are written in; return report lines.
+    """Round the weights that the cure changed to `dtype`, in which they are written, in place;
+    return report lines (label, text).
 
     The model that is measured is then the model that is written. Unchanged weights are not rounded:
     a norm stored as its weight minus one is exact in the file, and not in the decoder.
@@ -730,22 +793,23 @@ def _round_changed(
     """
     if dtype is None or torch.promote_types(dtype, next(cured.parameters()).dtype) == dtype:
         return []
-    before, has_changed = dict(plain.named_parameters()), False
-    kind = str(dtype).removeprefix("torch.")
+    originals, has_changed = dict(plain.named_parameters()), False
+    type_name = str(dtype).removeprefix("torch.")
     for name, parameter in cured.named_parameters():
-        original = before.get(name)
+        original = originals.get(name)
         if stored_tensor(parameter).dtype == dtype or original is parameter:
             continue
         if original is not None and torch.equal(original, parameter):
             continue
         rounded = parameter.to(dtype)
         if not rounded.isfinite().all():
-            raise WakefulError(f"{name} is too large for {kind}: write it with --stored float32")
+            raise WakefulError(
+                f"{name} is too large for {type_name}: write it with --stored float32"
+            )
         parameter.copy_(rounded)
         has_changed = True
-    return [
-        ("Weights", f"those that changed are rounded to {kind}, the type written")
-    ] * has_changed
+    description = f"those that changed are rounded to {type_name}, the type written"
+    return [("Weights", description)] if has_changed else []
 
 
 def _count_learning_tokens(options: CureOptions) -> int:
@@ -757,6 +821,7 @@ def _count_learning_tokens(options: CureOptions) -> int:
 
 
 def _describe_architecture(loaded: Model, options: CureOptions) -> str:
+    """Return the architecture's name with the cures that the options name in parentheses."""
     names = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks")
     parts = [options.rotate, *(n.removeprefix("rotate_") for n in names if getattr(options, n))]
     done = ", ".join(filter(None, parts))

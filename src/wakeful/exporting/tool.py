@@ -1,4 +1,4 @@
-"""The verb export: any model that our decoder can be, as a folder for Transformers."""
+"""Export of a model that our decoder can represent, to a folder for Transformers or a GGUF file."""
 
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,9 @@ def export(
     refuse_existing(folder)
     command = format_command_line("export", options, source_name(model), str(folder))
     if isinstance(model, str | Path):
-        # A folder's tensors are cast as they are written, where what does not fit is refused.
-        stored = torch.float32 if folder.suffix == ".gguf" else "auto"
-        loaded = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=options.step)
+        # For a folder, tensors are cast as they are written, which checks that they fit the type.
+        read_dtype = torch.float32 if folder.suffix == ".gguf" else "auto"
+        loaded = read_decoder(model, tokenizer=tokenizer, dtype=read_dtype, step=options.step)
     else:
         check_rules(options, *MEMORY_RULES)
         loaded = load(model, tokenizer=tokenizer)

@@ -28,13 +28,13 @@ from wakeful.probes.huggingface import decoder_blocks
 
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _TOKENS = (2, 32)
-"""Sequences that both read, and tokens of each."""
-_PAST = 16
-"""Tokens behind a window."""
-_MOST = 256
-"""Most tokens that reading past a window may cost, as if all layers read them."""
+"""Number and length of the sequences that both models read."""
+_PAST_WINDOW = 16
+"""Tokens by which a sequence exceeds the sliding window."""
+_MOST_TOKENS = 256
+"""Most tokens to read past a window, counted as if every layer read them."""
 _Change = tuple[Any, str, Any]
-"""An object, the name of one of its attributes, and another value."""
+"""An object, the name of one of its attributes, and a new value for it."""
 _ROUNDING = 1e-4
 """The largest difference of a logit, over the largest logit, that rounding in float32 explains."""
 
@@ -44,13 +44,13 @@ class Agreement:
     """Differences between the logits of our decoder and of the Transformers model, in float32."""
 
     architecture: str
-    """The class of Transformers that gave the others."""
+    """The class of the Transformers model."""
     tokens: int
-    """Tokens that both read; 0 where Transformers cannot run the model."""
+    """Tokens that both models read; 0 where Transformers cannot run the model."""
     largest: float
     """Largest difference of a logit."""
     relative: float
-    """Root mean square of the differences, over the logits' own."""
+    """Root mean square of the differences, divided by that of the logits."""
     note: str = ""
     """Parts that were not compared, or not fully."""
 
@@ -67,56 +67,56 @@ class Agreement:
 def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     """Compare the logits of our decoder with those of the Transformers model; neither is changed.
 
-    Both read two sequences of 32 random tokens. Where layers have a window, they also read a
-    sequence longer than it: through all layers or, where that costs too much, through the layers
-    up to the first with the window.
+    Both models read two sequences of 32 random tokens. Where layers have a sliding window, they
+    also read a sequence longer than the window: through all layers or, where that costs too much,
+    through the layers up to the first one with the window.
 
     Raises:
         WakefulError: the logits differ by more than rounding.
     """
-    kind = type(hf_model).__name__
-    tokens, longer, layers, note = _texts(hf_model, decoder)
-    rounded = exact_rotary_frequencies(hf_model)
-    if rounded:
+    class_name = type(hf_model).__name__
+    tokens, longer, layers, note = _draw_tokens(hf_model, decoder)
+    exact = exact_rotary_frequencies(hf_model)
+    if exact:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     short = any(tensor.dtype in _SIXTEEN_BIT for tensor in hf_model.state_dict().values())
-    with evaluating(hf_model), change_attributes(rounded), InFloat32() if short else nullcontext():
+    with evaluating(hf_model), change_attributes(exact), InFloat32() if short else nullcontext():
         try:
             expected = last_logits(hf_model, tokens)
         except Exception as error:  # whatever the class raises
             why = f"Transformers cannot run it here: {first_line(error)}"
-            return Agreement(architecture=kind, tokens=0, largest=math.nan, relative=math.nan,
-                             note=why)  # fmt: skip
+            return Agreement(architecture=class_name, tokens=0, largest=math.nan,
+                             relative=math.nan, note=why)  # fmt: skip
         check_logits(expected)
         pairs.append((expected, last_logits(decoder, tokens)))
         if longer is not None:
-            with change_attributes(_first(hf_model, decoder, layers)):
+            with change_attributes(_cut_layers(hf_model, decoder, layers)):
                 pairs.append((last_logits(hf_model, longer), last_logits(decoder, longer)))
     largest, relative = 0.0, 0.0
     for expected, logits in pairs:
-        difference, largest_logit = (
-            float((logits - expected).abs().max()),
-            float(expected.abs().max()),
-        )
-        if not difference <= _ROUNDING * largest_logit:  # nor where one is not a number
+        difference = float((logits - expected).abs().max())
+        largest_logit = float(expected.abs().max())
+        if not difference <= _ROUNDING * largest_logit:  # false for NaN
             raise WakefulError(
-                f"our decoder with the configuration and weights of this {kind} gives other logits "
-                f"than Transformers, {difference:.2g} apart where the largest is "
+                f"our decoder with the configuration and weights of this {class_name} gives other "
+                f"logits than Transformers, {difference:.2g} apart where the largest is "
                 f"{largest_logit:.2g}: does its "
                 "configuration still describe it, after layers or heads were replaced?"
             )
         largest = max(largest, difference)
         relative = max(relative, float((logits - expected).norm() / expected.norm()))
     return Agreement(
-        architecture=kind, tokens=sum(expected.shape[:2].numel() for expected, _ in pairs),
+        architecture=class_name, tokens=sum(expected.shape[:2].numel() for expected, _ in pairs),
         largest=largest, relative=relative, note=note,
     )  # fmt: skip
 
 
 def exact_rotary_frequencies(model: nn.Module) -> list[_Change]:
-    """Return the float32 values of rotary frequencies that were cast to 16 bits, as
-    `module.half()` does and from_pretrained does not.
+    """Return the attribute changes that give 16-bit rotary frequencies their float32 values again.
+
+    `module.half()` casts these buffers and `from_pretrained` does not, so that a cast model would
+    differ from the loaded one.
     """
     changes: list[_Change] = []
     for part in model.modules():
@@ -146,30 +146,39 @@ def change_attributes(changes: Sequence[_Change]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def _texts(hf_model: PreTrainedModel, decoder: Decoder) -> tuple[Tensor, Tensor | None, int, str]:
-    """Return the tokens for all layers, those for the first ones, how many, and what to say."""
+def _draw_tokens(
+    hf_model: PreTrainedModel, decoder: Decoder
+) -> tuple[Tensor, Tensor | None, int, str]:
+    """Draw the random tokens to compare two models on.
+
+    Returns tokens (B, L) for all layers; longer ones, past the sliding window, for the first layers
+    alone (None where not needed or too slow); the number of these layers; and a remark on what of
+    the window is compared.
+    """
     config = decoder.config
     size = min(config.vocab_size, len(hf_model.get_input_embeddings().weight))  # pyright: ignore
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
-    def text(rows: int, length: int) -> Int[Tensor, "B L"]:
+    def draw(rows: int, length: int) -> Int[Tensor, "B L"]:
         shape = rows, min(length, config.context)
-        return torch.randint(size, shape, generator=draw).to(decoder.embed.weight.device)
+        return torch.randint(size, shape, generator=generator).to(decoder.embed.weight.device)
 
-    past = config.window + _PAST
+    length = config.window + _PAST_WINDOW
     if not config.has_short_window:
-        return text(*_TOKENS), None, 0, ""
-    if past <= _MOST:
-        return text(1, past), None, 0, ""
+        return draw(*_TOKENS), None, 0, ""
+    if length <= _MOST_TOKENS:
+        return draw(1, length), None, 0, ""
     layers = config.local_layers[0] + 1
-    if past * layers <= _MOST * config.num_layers:
+    if length * layers <= _MOST_TOKENS * config.num_layers:
         note = f"; past the window of {config.window:,} through {layers} of the layers"
-        return text(*_TOKENS), text(1, past), layers, note
-    return text(*_TOKENS), None, 0, f"; not past the window of {config.window:,} tokens"
+        return draw(*_TOKENS), draw(1, length), layers, note
+    return draw(*_TOKENS), None, 0, f"; not past the window of {config.window:,} tokens"
 
 
 def last_logits(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B K V"]:
-    """Return the logits after each token, or after the last ones of a long text."""
+    """Return the logits after each of the last K tokens, K = L for texts of up to 32 tokens and 32
+    for longer ones; the model is our decoder or one of Transformers.
+    """
     keep = min(tokens.shape[1], max(_TOKENS))
     if isinstance(model, Decoder):
         return model.logits(model.hidden(tokens)[:, -keep:])
@@ -178,8 +187,8 @@ def last_logits(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "
     return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
 
 
-def _first(hf_model: PreTrainedModel, decoder: Decoder, layers: int) -> list[_Change]:
-    """Return the changes that reduce both models to their first layers."""
+def _cut_layers(hf_model: PreTrainedModel, decoder: Decoder, layers: int) -> list[_Change]:
+    """Return the attribute changes that reduce both models to their first `layers` layers."""
     config = hf_model.config.get_text_config(decoder=True)
     blocks = decoder_blocks(hf_model, config.num_hidden_layers)
     name = next(name for name, module in hf_model.named_modules() if module is blocks)
@@ -192,23 +201,26 @@ def _first(hf_model: PreTrainedModel, decoder: Decoder, layers: int) -> list[_Ch
 
 
 class InFloat32(TorchFunctionMode):
-    """Arithmetic in float32 whatever the weights are stored in: each is widened as it is used.
+    """Context in which 16-bit tensors are cast to float32 by every operation that uses them.
 
-    What two programs round in 16 bits differs too much to compare, by a tenth of the logits' spread
-    in SmolLM2, whose activations reach 24,000; and a second copy of all weights may not fit.
+    Two programs that round to 16 bits differ too much to compare: by a tenth of the logits' spread
+    in SmolLM2, whose activations reach 24,000. A second copy of all weights may not fit memory.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Call a torch function with 16-bit tensors cast to float32; `tensor.dtype` says float32
+        too, and other attributes stay as they are.
+        """
         if func == torch.Tensor.dtype.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             dtype = func(*args)
             return torch.float32 if dtype in _SIXTEEN_BIT else dtype
         if getattr(func, "__name__", "") == "__get__":  # another attribute: its shape, its device
             return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(Tensor, _in_float32, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, _to_float32, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _in_float32(tensor: Tensor) -> Tensor:
+def _to_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in _SIXTEEN_BIT else tensor

@@ -1,4 +1,4 @@
-"""Our cache as one of Transformers, and visibility of tokens from a mask and positions."""
+"""Our cache as a `Cache` of Transformers, and visibility of tokens from a mask and positions."""
 
 from dataclasses import fields
 from typing import Any, SupportsInt
@@ -93,7 +93,7 @@ class WakefulCache(TransformersCache):
 
 
 class LayerView:
-    """The keys and values (B, G, S, d) of one layer; G is 0 where it borrows another's."""
+    """The keys and values (B, G, S, d) of one layer; G is 0 where it shares another layer's."""
 
     def __init__(self, slots: Cache, layer: int) -> None:
         self.slots, self.layer = slots, layer
@@ -111,17 +111,19 @@ class LayerView:
 
 
 Visible = tuple[Bool[Tensor, "B S"] | None, Int[Tensor, "B L"] | None, Int[Tensor, "B L"] | None]
-"""`valid`, `places` and `documents` as `Decoder.stream` takes them; all None where causality and
-the tokens' numbers say it all."""
+"""`valid` (real tokens), `places` (positions) and `documents` (numbers of packed texts) as
+`Decoder.stream` takes them; all None for an ordinary causal mask over consecutive positions."""
 
 
 def token_visibility(
     mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
 ) -> Visible:
-    """Return the visibility that mask (B, S) and positions (1 or B, L) give new tokens x (B, L, D).
+    """Convert Transformers' attention mask (B, S) and position ids (1 or B, L) of new tokens
+    x (B, L, D) to the arguments of our decoder: which keys are real, positions, packed texts.
 
-    Where values cannot be read (see `is_readable`) no branch depends on them: the general form is
-    also correct for masks that hide nothing and for rows of one text.
+    `start` tokens precede x in the cache; S = start + L. While a graph is traced, values cannot be
+    read (`is_readable`) and no branch depends on them: the general form is also correct for masks
+    that hide nothing and for rows of one text.
 
     Raises:
         WakefulError: the mask has another shape.
@@ -149,7 +151,9 @@ def token_visibility(
 
 
 def _number_packed_texts(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
-    """Number the texts of rows that hold several; positions restart at the start of every text."""
+    """Return for each token the number of its text in the row, where positions restart at the start
+    of every text; None where every row holds a single text.
+    """
     starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     text = starts.long().cumsum(1)
     return None if is_readable(text) and not bool(text.any()) else text

@@ -24,11 +24,14 @@ def cache_scheme_of(config: PreTrainedConfig) -> dict[str, Any]:
 def attach_cache_scales(
     model: PreTrainedModel, scheme: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-    """Let a model's attention read keys and values on the grid of a `kv_cache_scheme`, with the
-    scales among a folder's `tensors`; nothing where Transformers has done so.
+    """Make a model's attention layers quantize their keys and values as a `kv_cache_scheme` says,
+    with the calibrated scales among a folder's `tensors`.
+
+    A layer whose cache Transformers has quantized already stays as it is. `source` names the model
+    in errors.
 
     Raises:
-        WakefulError: an attention layer has no scale in the folder.
+        WakefulError: `tensors` has no scales.
     """
     from compressed_tensors.modeling.kvcache import QuantizedKVCache  # noqa: PLC0415  # Transformers has read the model by it
     from compressed_tensors.quantization import (  # noqa: PLC0415

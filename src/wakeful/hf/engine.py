@@ -22,30 +22,37 @@ ENGINES = ("vllm",)
 
 
 class EngineDot(nn.Module):
-    """One layer's attention over given heads, as an engine computes it.
+    """One layer's dot-product attention, computed by an inference engine (vLLM).
 
-    Sinks are the normalizer's, which only a checkpoint knows, so every pass hands them over. Of a
-    stored token z, whose key and value are in no engine's cache, they take the place exactly:
-    with k_z taken from every key, which takes q · k_z from every logit, z adds e^0 to the
-    denominator, and with v_z taken from every value it adds v_z to the sum.
+    The engine gets the normalizer's sinks at every forward pass, since their values come with the
+    checkpoint. A stored prefix token z, whose key and value are not in the engine's cache, is
+    expressed exactly as a sink: subtracting k_z from every key subtracts q · k_z from every logit,
+    so that z adds e^0 to the denominator, and subtracting v_z from every value adds v_z to the sum.
     """
 
     is_causal = True
 
-    def __init__(self, config: WakefulConfig, layer: int, dot: DotProduct, *, sunk: bool) -> None:
+    def __init__(
+        self, config: WakefulConfig, layer: int, dot: DotProduct, *, has_sinks: bool
+    ) -> None:
+        """Take the scale and normalizer of a layer's attention `dot`; there is a sink per head if
+        the normalizer has sinks (`has_sinks`) or the layer a stored prefix.
+        """
         super().__init__()
         self.config = config
         self.layer_idx = layer
         self.normalizer = dot.normalizer
         self.scaling = dot.scale
         self.stored = 0
-        self.kept: list[StoredPrefix] = []
-        """Those of the stored key and of the stored value; a list, since others own them."""
+        self.prefixes: list[StoredPrefix] = []
+        """The modules with the stored key and with the stored value; a list, so that they are not
+        registered twice."""
         zeros = torch.zeros(config.num_attention_heads)
-        self.sinks = nn.Parameter(zeros, requires_grad=False) if sunk or dot.stored else None
+        self.sinks = nn.Parameter(zeros, requires_grad=False) if has_sinks or dot.stored else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "sinks":  # of no checkpoint, so that nobody waits for it
+        """Set an attribute; `sinks` is not registered as a parameter: no checkpoint has it."""
+        if name == "sinks":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -53,13 +60,13 @@ class EngineDot(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None, sink: Tensor | None
     ) -> Tensor:
-        """Return attention (1, L, H, d) of tokens of several texts; the engine knows who sees whom,
-        so `keep` says nothing new.
+        """Return attention (1, L, H, d) from q (1, L, H, d) and k, v (1, L, G, d); one row holds
+        the tokens of all texts of a batch. The engine has its own mask, so `keep` is ignored.
         """
         interface = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         key = value = None
-        if self.kept:
-            key, value = self.kept[0].keys, self.kept[1].values
+        if self.prefixes:
+            key, value = self.prefixes[0].keys, self.prefixes[1].values
             assert key is not None
             assert value is not None
             k, v = k - key, v - value
@@ -76,18 +83,18 @@ class EngineDot(nn.Module):
 
 
 def use_engine_attention(decoder: Decoder, config: WakefulConfig) -> None:
-    """Have an engine compute a decoder's attention, in place.
+    """Replace the attention of a decoder's layers, in place, by calls of an inference engine.
 
     Raises:
-        WakefulError: it computes something else than the kernels of engines do.
+        WakefulError: the decoder's attention is another function than engines compute.
     """
     attentions = [cast(Attention, block.get_submodule("attention")) for block in decoder.blocks]
-    sunk = _check(decoder, attentions)
+    has_sinks = _check_engine_support(decoder, attentions)
     for layer, attention in enumerate(attentions):
-        dot = EngineDot(config, layer, attention.dot, sunk=sunk)
+        dot = EngineDot(config, layer, attention.dot, has_sinks=has_sinks)
         if attention.dot.stored:
             source = decoder.plan.sources[layer]
-            dot.kept = [attentions[source.key].stored, attentions[source.value].stored]
+            dot.prefixes = [attentions[source.key].stored, attentions[source.value].stored]
         attention.dot = dot  # pyright: ignore[reportAttributeAccessIssue]
     decoder.by_engine = True
     device = torch.get_default_device()  # where the engine computes: tables are made on the CPU
@@ -96,20 +103,24 @@ def use_engine_attention(decoder: Decoder, config: WakefulConfig) -> None:
             module._buffers[name] = buffer.to(device)
 
 
-def _check(decoder: Decoder, attentions: Sequence[Attention]) -> bool:
-    """Return whether the heads have sinks."""
+def _check_engine_support(decoder: Decoder, attentions: Sequence[Attention]) -> bool:
+    """Check that inference engines can compute a decoder's attention; return whether it has sinks.
+
+    Raises:
+        WakefulError: a part of the attention is not in the engines' kernels.
+    """
     normalizer = attentions[0].dot.normalizer
     probe = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)
     sink = normalizer.log_sink(probe) if normalizer.fused else None
-    for why in _unlike_engines(decoder, attentions, sink):
-        raise WakefulError(f"{why}, which no engine computes: run it by Transformers")
+    for problem in _find_engine_problems(decoder, attentions, sink):
+        raise WakefulError(f"{problem}, which no engine computes: run it by Transformers")
     return sink is not None
 
 
-def _unlike_engines(
+def _find_engine_problems(
     decoder: Decoder, attentions: Sequence[Attention], sink: Tensor | None
 ) -> Iterator[str]:
-    """Yield what the kernels of engines do not do."""
+    """Yield a sentence for each part of a decoder's attention that engines' kernels lack."""
     config = decoder.config
     if not attentions[0].dot.normalizer.fused:
         yield f"model.normalizer = {config.normalizer} makes other weights than a softmax"
@@ -118,9 +129,9 @@ def _unlike_engines(
     if config.relaxed_prefix > 1:
         yield f"model.relaxed_prefix = {config.relaxed_prefix} lets tokens see later ones"
     if sink is not None and sink.dim() > 1:
-        yield f"model.normalizer = {config.normalizer} has a sink of every query's own"
+        yield f"model.normalizer = {config.normalizer} has another sink for every query"
     if any(attention.returns_null_share for attention in attentions):
-        yield f"model.depth = {config.depth} reads what queries give to no key"
+        yield f"model.depth = {config.depth} reads the attention that queries give to no key"
     if config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None):
         yield (
             f"model.stored_prefix = {config.stored_prefix} and model.normalizer = "

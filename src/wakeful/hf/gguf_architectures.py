@@ -51,102 +51,111 @@ Value = int | float | str | list[bool]
 
 
 def gguf_architecture(config: ModelConfig) -> tuple[str, ModelConfig]:
-    """Return the `model_type` that a file can hold a folded decoder as, and what it says of it.
+    """Return the `model_type` that a GGUF file stores a decoder as, and the configuration of the
+    stored model.
 
-    Where llama.cpp has no window for an architecture, or has it in other layers, the context ends
-    where the window does: up to there they are the same model.
+    Where llama.cpp has no sliding window for the architecture, or has it in other layers, the
+    context of the stored model is the window's length: up to there the two are the same model.
 
     Raises:
         WakefulError: llama.cpp has no architecture that is this model.
     """
-    kind = stock_architecture(config)[0]
-    if config.has_short_window and not _has_windows(kind, config):
-        config = _within_window(config)
-        kind = stock_architecture(config)[0]
-    _check(kind, config)
-    return kind, config
+    model_type = stock_architecture(config)[0]
+    if config.has_short_window and not _has_windows(model_type, config):
+        config = _shorten_to_window(config)
+        model_type = stock_architecture(config)[0]
+    _check_llama_cpp(model_type, config)
+    return model_type, config
 
 
-def _has_windows(kind: str, config: ModelConfig) -> bool:
+def _has_windows(model_type: str, config: ModelConfig) -> bool:
     """Tell whether llama.cpp's code of an architecture has windows in a model's local layers."""
-    if kind == "granite_swa":  # whose layers share one base
+    if model_type == "granite_swa":  # whose layers share one base
         return config.local_theta in (0, config.rope_theta)
-    return kind in ("gemma2", "gemma3_text") and _regular(kind, config)
+    return model_type in ("gemma2", "gemma3_text") and _has_usual_layers(model_type, config)
 
 
-def _local_layers(kind: str, num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a model that are local in llama.cpp's code."""
-    return tuple(filter(_LOCAL[kind], range(num_layers)))
+def _local_layers(model_type: str, num_layers: int) -> tuple[int, ...]:
+    """Return the layers that llama.cpp's code of an architecture treats as local."""
+    return tuple(filter(_LOCAL[model_type], range(num_layers)))
 
 
-def _regular(kind: str, config: ModelConfig) -> bool:
-    return config.local_layers == _local_layers(kind, config.num_layers)
+def _has_usual_layers(model_type: str, config: ModelConfig) -> bool:
+    """Tell whether a model's local layers are those that llama.cpp's code has for its type."""
+    return config.local_layers == _local_layers(model_type, config.num_layers)
 
 
-def _within_window(config: ModelConfig) -> ModelConfig:
+def _shorten_to_window(config: ModelConfig) -> ModelConfig:
+    """Return the configuration with a context as long as its window, which then hides nothing."""
     shorter = dataclasses.replace(config, max_length=config.window, window=0)
     if config.local_theta == config.rope_theta and config.rope == "plain":
         return dataclasses.replace(shorter, local_layers=(), local_theta=0.0)
     return shorter
 
 
-def _check(kind: str, config: ModelConfig) -> None:
-    if kind not in ARCHITECTURES:
+def _check_llama_cpp(model_type: str, config: ModelConfig) -> None:
+    """Raise `WakefulError` where llama.cpp's code cannot run a model of this type."""
+    if model_type not in ARCHITECTURES:
         raise WakefulError(
-            f"a GGUF file holds one of {', '.join(ARCHITECTURES)}, and this model is a {kind}"
-            f"{_unlike(config)}; export a folder instead"
+            f"a GGUF file holds one of {', '.join(ARCHITECTURES)}, and this model is a {model_type}"
+            f"{_list_unusual_fields(config)}; export a folder instead"
         )
-    for why in _limits(kind, config):
-        raise WakefulError(f"{why}; export a folder instead")
+    for problem in _find_unsupported(model_type, config):
+        raise WakefulError(f"{problem}; export a folder instead")
 
 
-def _unlike(config: ModelConfig) -> str:
-    """Return which of a model's parts may be why it is no stock architecture."""
-    usual = ModelConfig()
-    odd = [
+def _list_unusual_fields(config: ModelConfig) -> str:
+    """Return, in parentheses for an error message, the fields that may be why a model is no stock
+    architecture: those of `_OURS` that differ from the default; "" for none.
+    """
+    default = ModelConfig()
+    unusual = [
         f"model.{name} = {getattr(config, name)}"
         for name in _OURS
-        if getattr(config, name) != getattr(usual, name)
+        if getattr(config, name) != getattr(default, name)
     ]
-    return f" ({', '.join(odd)})" if odd else ""
+    return f" ({', '.join(unusual)})" if unusual else ""
 
 
-def _limits(kind: str, config: ModelConfig) -> Iterator[str]:
-    """Yield what llama.cpp's code of an architecture cannot be, each with the reason."""
-    gemma, granite = kind.startswith("gemma"), kind.startswith("granite")
+def _find_unsupported(model_type: str, config: ModelConfig) -> Iterator[str]:
+    """Yield a sentence for each field of a model that llama.cpp's code of its type cannot have."""
+    gemma, granite = model_type.startswith("gemma"), model_type.startswith("granite")
     biased = config.bias or config.qkv_bias or config.out_bias
     rope, normalizer = build("ropes", config.rope), build("normalizers", config.normalizer)
-    if biased and not (kind == "gpt2" or granite or (kind == "qwen2" and not config.bias)):
-        yield f"model.attention_bias: GGUF files have no biases of a {kind}"
-    if isinstance(rope, Llama3) and kind != "llama" and not granite:
+    if biased and not (
+        model_type == "gpt2" or granite or (model_type == "qwen2" and not config.bias)
+    ):
+        yield f"model.attention_bias: GGUF files have no biases of a {model_type}"
+    if isinstance(rope, Llama3) and model_type != "llama" and not granite:
         problem = f"model.rope = {config.rope}"
-        yield f"{problem}: llama.cpp scales the RoPE of a llama so, not of a {kind}"
-    if kind == "gpt2" and config.scale_logits_by_layer:
+        yield f"{problem}: llama.cpp scales the RoPE of a llama so, not of a {model_type}"
+    if model_type == "gpt2" and config.scale_logits_by_layer:
         yield "model.scale_logits_by_layer: llama.cpp does not scale a gpt2's logits by layer"
-    if kind == "gpt2" and config.mlp == "gelu_exact":
+    if model_type == "gpt2" and config.mlp == "gelu_exact":
         yield "model.mlp = gelu_exact: llama.cpp approximates a gpt2's GELU by tanh"
-    if kind in ("gemma3_text", "smollm3") and not _regular(kind, config):
+    if model_type in ("gemma3_text", "smollm3") and not _has_usual_layers(model_type, config):
         yield (
             f"model.local_layers = {list(config.local_layers)}: llama.cpp's code fixes these "
-            f"layers of a {kind}, here as {[*_local_layers(kind, config.num_layers)]}"
+            f"layers of a {model_type}, here as {[*_local_layers(model_type, config.num_layers)]}"
         )
-    if kind == "gemma3_text" and config.local_theta != _LOCAL_THETA:
+    if model_type == "gemma3_text" and config.local_theta != _LOCAL_THETA:
         yield (
             f"model.local_theta = {config.local_theta}: llama.cpp's code fixes it at "
             f"{_LOCAL_THETA} in a gemma3"
         )
     if granite and config.local_theta not in (0, config.rope_theta):
-        yield f"model.local_theta = {config.local_theta}: llama.cpp has one base of RoPE a {kind}"
+        field = f"model.local_theta = {config.local_theta}"
+        yield f"{field}: in llama.cpp a {model_type} has one base of RoPE"
     if gemma and not config.tied:
-        yield f"model.tied = False: in llama.cpp a {kind} has one matrix for embedding and head"
-    if kind == "gemma2" and not (config.logit_cap and isinstance(normalizer, Softcap)):
+        yield f"model.tied = False: in llama.cpp a {model_type} ties its head to its embedding"
+    if model_type == "gemma2" and not (config.logit_cap and isinstance(normalizer, Softcap)):
         yield "model.logit_cap and model.normalizer: llama.cpp caps both logits of a gemma2"
-    if kind == "gemma3_text" and config.logit_cap > 0:
+    if model_type == "gemma3_text" and config.logit_cap > 0:
         yield f"model.logit_cap = {config.logit_cap}: llama.cpp caps no logits of a gemma3"
 
 
-def gguf_metadata(kind: str, config: ModelConfig) -> dict[str, Value]:
-    """Return the metadata of a model that `stated` gave."""
+def gguf_metadata(model_type: str, config: ModelConfig) -> dict[str, Value]:
+    """Return the metadata of a GGUF file, by key, for a model as `gguf_architecture` returns it."""
     shape = config.shape
     values: dict[str, Value] = {
         Keys.LLM.CONTEXT_LENGTH: config.max_length,
@@ -170,9 +179,9 @@ def gguf_metadata(kind: str, config: ModelConfig) -> dict[str, Value]:
         if isinstance(rope, Linear):
             values[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
             values[Keys.Rope.SCALING_FACTOR] = rope.factor
-    if kind == "phi3":
+    if model_type == "phi3":
         values[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
-    if kind.startswith("granite"):
+    if model_type.startswith("granite"):
         scaled = config.embedding == "scaled"
         values |= {
             Keys.LLM.LOGIT_SCALE: 1.0,
@@ -180,71 +189,78 @@ def gguf_metadata(kind: str, config: ModelConfig) -> dict[str, Value]:
             Keys.LLM.EMBEDDING_SCALE: math.sqrt(config.width) if scaled else 1.0,
             Keys.Attention.SCALE: (config.query_scalar or shape.head_width) ** -0.5,
         }
-    if kind == "granite_swa":
+    if model_type == "granite_swa":
         values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         local = [layer in config.local_layers for layer in range(config.num_layers)]
-        # llama.cpp wants a layer with a window: one as long as the context hides nothing.
-        windows = (
+        # llama.cpp needs a layer with a window: one as long as the context hides nothing.
+        pattern = (
             local if config.has_short_window else [layer == 0 for layer in range(config.num_layers)]
         )
-        values[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+        values[Keys.Attention.SLIDING_WINDOW_PATTERN] = pattern
         if not config.local_theta:
             values[_ROPE_PATTERN] = [not is_local for is_local in local]
-    if kind.startswith("gemma"):
+    if model_type.startswith("gemma"):
         values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         normalizer = build("normalizers", config.normalizer)
         if isinstance(normalizer, Softcap):
             values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = normalizer.cap
             values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.logit_cap
-    return {key.format(arch=llama_cpp_architecture(kind)): value for key, value in values.items()}
+    return {
+        key.format(arch=llama_cpp_architecture(model_type)): value for key, value in values.items()
+    }
 
 
-def make_gguf_namer(kind: str, num_layers: int) -> Callable[[str], str]:
-    """Return what gives a tensor of Transformers its name in a file."""
-    name_map = get_tensor_name_map(ARCHITECTURES[kind], num_layers)
+def make_gguf_namer(model_type: str, num_layers: int) -> Callable[[str], str]:
+    """Return a function from a tensor's name in Transformers to its name in a GGUF file."""
+    name_map = get_tensor_name_map(ARCHITECTURES[model_type], num_layers)
 
-    def name(hf_name: str) -> str:
+    def gguf_name_of(hf_name: str) -> str:
         if hf_name.endswith(SINKS):  # gguf knows sinks of other architectures alone
             return f"blk.{hf_name.split('.')[-3]}.attn_sinks.weight"
         gguf_name = name_map.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, hf_name
         return gguf_name
 
-    return name
+    return gguf_name_of
 
 
 def convert_for_llama_cpp(
-    array: np.ndarray, name: str, kind: str, config: ModelConfig, *, back: bool = False
+    array: np.ndarray, name: str, model_type: str, config: ModelConfig, *, back: bool = False
 ) -> np.ndarray:
-    """Return the numbers of a tensor that Transformers calls `name` as llama.cpp wants them, or
-    with `back` the other way.
+    """Convert a tensor that Transformers calls `name` to the layout and scale of llama.cpp, or with
+    `back` from there to Transformers'.
+
+    llama.cpp reorders the rotary channels of some architectures, transposes GPT-2's matrices, adds
+    one to Gemma's norms and divides queries by another root than the model.
     """
     of_queries = name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight")
-    factor = np.float32(_query_factor(kind, config))
+    factor = np.float32(_query_factor(model_type, config))
     if of_queries and back:
         array = array / factor
-    if kind in _PAIRED and ("q_proj" in name or "k_proj" in name):
+    if model_type in _PAIRED and ("q_proj" in name or "k_proj" in name):
         # The channels of each head that rotate together, i and i + d/2, stand beside each other.
         heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
         half = len(array) // heads // 2
         parts = array.reshape(heads, *((half, 2) if back else (2, half)), *array.shape[1:])
         array = parts.swapaxes(1, 2).reshape(array.shape)
-    if kind == "gpt2" and array.ndim == 2 and ".h." in name:
+    if model_type == "gpt2" and array.ndim == 2 and ".h." in name:
         array = array.T  # which Conv1D stores (in, out)
-    if kind.startswith("gemma") and name.endswith("norm.weight"):
+    if model_type.startswith("gemma") and name.endswith("norm.weight"):
         array = array + np.float32(-1 if back else 1)  # Transformers adds it when it computes
     if of_queries and not back:
         array = array * factor
     return np.ascontiguousarray(array)
 
 
-def llama_cpp_architecture(kind: str) -> str:
-    """Return what llama.cpp calls an architecture."""
-    return "gemma3" if kind == "gemma3_text" else kind
+def llama_cpp_architecture(model_type: str) -> str:
+    """Return llama.cpp's name of the architecture that Transformers calls `model_type`."""
+    return "gemma3" if model_type == "gemma3_text" else model_type
 
 
 def rope_factors(config: ModelConfig) -> torch.Tensor | None:
-    """Return what llama.cpp divides each of RoPE's frequencies by, if that is not one number."""
+    """Return the divisor (d/2,) of each RoPE frequency for llama.cpp; None for unscaled RoPE and
+    for one factor of all frequencies, which the metadata has.
+    """
     rope: RopeScaling = build("ropes", config.rope)
     if not isinstance(rope, Llama3):
         return None
@@ -254,13 +270,13 @@ def rope_factors(config: ModelConfig) -> torch.Tensor | None:
     return (frequencies / rope.scaled(frequencies)).float()
 
 
-def _query_factor(kind: str, config: ModelConfig) -> float:
-    """Return the factor for stored queries: llama.cpp divides logits by a root of its own choice,
-    the model by that of `query_scalar`.
+def _query_factor(model_type: str, config: ModelConfig) -> float:
+    """Return the factor to store query weights with: llama.cpp divides logits by √d of its own
+    choice, and the model by √query_scalar.
     """
-    if kind.startswith("granite"):
+    if model_type.startswith("granite"):
         return 1.0
-    usual = config.shape.head_width
-    if config.num_layers == _BY_WIDTH.get(kind):
-        usual = config.width // config.num_heads
-    return math.sqrt(usual / (config.query_scalar or config.shape.head_width))
+    llama_cpp_scalar = config.shape.head_width
+    if config.num_layers == _BY_WIDTH.get(model_type):
+        llama_cpp_scalar = config.width // config.num_heads
+    return math.sqrt(llama_cpp_scalar / (config.query_scalar or config.shape.head_width))

@@ -53,124 +53,142 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _header(_Reader(path, data))
+            return _read_header(_Reader(path, data))
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise WakefulError(f"{path} cannot be read as GGUF: {reason}") from None
 
 
 class _Reader:
-    """A place in the file that cannot move past its end."""
+    """A position in a GGUF file, from which values are read and which cannot pass the end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self.data = data
-        self.place = 0
+        self.position = 0
 
-    def fail(self, problem: str) -> WakefulError:
+    def damage_error(self, problem: str) -> WakefulError:
         return WakefulError(f"{self.path} is not a sound GGUF file: {problem}")
 
-    def take(self, count: int) -> int:
+    def skip_bytes(self, count: int) -> int:
         """Move on by `count` bytes and return where they begin."""
-        start = self.place
+        start = self.position
         if count > len(self.data) - start:
-            raise self.fail(f"byte {start} announces {count:,} more than the file has")
-        self.place += count
+            raise self.damage_error(f"byte {start} announces {count:,} more than the file has")
+        self.position += count
         return start
 
-    def number(self, code: str) -> int | float | bool:
-        start = self.take(struct.calcsize(f"<{code}"))
+    def read_number(self, code: str) -> int | float | bool:
+        """Read a little-endian number; `code` is its format character in `struct`."""
+        start = self.skip_bytes(struct.calcsize(f"<{code}"))
         return struct.unpack_from(f"<{code}", self.data, start)[0]
 
-    def count(self, code: str) -> int:
-        return int(self.number(code))
+    def read_integer(self, code: str) -> int:
+        return int(self.read_number(code))
 
-    def text(self) -> str:
-        size = self.count("Q")
-        start = self.take(size)
+    def read_text(self) -> str:
+        """Read a string: its length in bytes (uint64), then UTF-8."""
+        size = self.read_integer("Q")
+        start = self.skip_bytes(size)
         # Vocabularies hold pieces of letters, but names are text.
         return self.data[start : start + size].decode("utf-8", "replace")
 
 
-def _header(reader: _Reader) -> GGUFHeader:
+def _read_header(reader: _Reader) -> GGUFHeader:
+    """Read the header from the start of a file, and check it against the file's size.
+
+    Raises:
+        WakefulError: the header is unsound.
+    """
     if reader.data[:4] != b"GGUF":
-        raise reader.fail("it does not begin with GGUF")
-    reader.take(4)
-    version = reader.count("I")
+        raise reader.damage_error("it does not begin with GGUF")
+    reader.skip_bytes(4)
+    version = reader.read_integer("I")
     if version not in _VERSIONS:
-        raise reader.fail(f"its version is {version}, and 2 and 3 can be read")
-    num_tensors, num_values = reader.count("Q"), reader.count("Q")
+        raise reader.damage_error(f"its version is {version}, and 2 and 3 can be read")
+    num_tensors, num_values = reader.read_integer("Q"), reader.read_integer("Q")
     header = GGUFHeader({}, {}, {})
     for _ in range(num_values):
-        key = reader.text()
+        key = reader.read_text()
         if key in header.values or key in header.array_lengths:
-            raise reader.fail(f"it has {key!r} twice")
-        kind = reader.count("I")
-        if kind == _ARRAY:
+            raise reader.damage_error(f"it has {key!r} twice")
+        value_type = reader.read_integer("I")
+        if value_type == _ARRAY:
             header.array_lengths[key] = _skip_array(reader, key)
-        elif kind == _STRING:
-            header.values[key] = reader.text()
-        elif kind in _SCALARS:
-            header.values[key] = reader.number(_SCALARS[kind])
+        elif value_type == _STRING:
+            header.values[key] = reader.read_text()
+        elif value_type in _SCALARS:
+            header.values[key] = reader.read_number(_SCALARS[value_type])
         else:
-            raise reader.fail(f"{key!r} has the unknown type {kind}")
+            raise reader.damage_error(f"{key!r} has the unknown type {value_type}")
     for _ in range(num_tensors):
-        name = reader.text()
+        name = reader.read_text()
         if name in header.tensors:
-            raise reader.fail(f"it has the tensor {name!r} twice")
-        header.tensors[name] = _tensor(reader, name)
+            raise reader.damage_error(f"it has the tensor {name!r} twice")
+        header.tensors[name] = _read_tensor_entry(reader, name)
     _check_data(reader, header)
     _check_sizes(reader, header)
     return header
 
 
 def _skip_array(reader: _Reader, key: str) -> int:
-    kind, length = reader.count("I"), reader.count("Q")
-    if kind == _STRING:
+    """Skip the array under a metadata key; return its length."""
+    item_type, length = reader.read_integer("I"), reader.read_integer("Q")
+    if item_type == _STRING:
         for _ in range(length):  # each takes eight bytes or more, so this ends with the file
-            reader.take(reader.count("Q"))
-    elif kind in _SCALARS:
-        reader.take(length * struct.calcsize(f"<{_SCALARS[kind]}"))
+            reader.skip_bytes(reader.read_integer("Q"))
+    elif item_type in _SCALARS:
+        reader.skip_bytes(length * struct.calcsize(f"<{_SCALARS[item_type]}"))
     else:
-        raise reader.fail(f"{key!r} is an array of the unknown type {kind}")
+        raise reader.damage_error(f"{key!r} is an array of the unknown type {item_type}")
     return length
 
 
-def _tensor(reader: _Reader, name: str) -> GGUFTensor:
-    num_dimensions = reader.count("I")
+def _read_tensor_entry(reader: _Reader, name: str) -> GGUFTensor:
+    """Read a tensor's shape, type and offset from the header.
+
+    Raises:
+        WakefulError: the type is unknown, or no tensor of it has this shape.
+    """
+    num_dimensions = reader.read_integer("I")
     if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
-        raise reader.fail(f"the tensor {name!r} has {num_dimensions} dimensions")
-    shape = tuple(reader.count("Q") for _ in range(num_dimensions))
-    kind, offset = reader.count("I"), reader.count("Q")
+        raise reader.damage_error(f"the tensor {name!r} has {num_dimensions} dimensions")
+    shape = tuple(reader.read_integer("Q") for _ in range(num_dimensions))
+    ggml_type, offset = reader.read_integer("I"), reader.read_integer("Q")
     try:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        block_length, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)]
     except ValueError:
-        raise reader.fail(f"the tensor {name!r} has the unknown type {kind}") from None
+        raise reader.damage_error(f"the tensor {name!r} has the unknown type {ggml_type}") from None
     numbers = math.prod(shape)
-    if numbers == 0 or shape[0] % block:
-        raise reader.fail(f"the tensor {name!r} cannot have the shape {shape}")
-    return GGUFTensor(shape, offset, numbers // block * size)
+    if numbers == 0 or shape[0] % block_length:
+        raise reader.damage_error(f"the tensor {name!r} cannot have the shape {shape}")
+    return GGUFTensor(shape, offset, numbers // block_length * block_bytes)
 
 
 def _check_data(reader: _Reader, header: GGUFHeader) -> None:
+    """Raise `WakefulError` where a tensor's bytes would lie past the end of the file."""
     alignment = header.values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise reader.fail(f"general.alignment is {alignment!r} and must be a power of two")
-    begin = -(-reader.place // alignment) * alignment
+        raise reader.damage_error(f"general.alignment is {alignment!r} and must be a power of two")
+    begin = -(-reader.position // alignment) * alignment
     for name, tensor in header.tensors.items():
         end = begin + tensor.offset + tensor.num_bytes
         if end > len(reader.data):
-            raise reader.fail(
+            raise reader.damage_error(
                 f"the tensor {name!r} ends {end:,} bytes into a file of {len(reader.data):,}: it "
                 "is cut off or damaged"
             )
 
 
 def _check_sizes(reader: _Reader, header: GGUFHeader) -> None:
-    """Hold what a model's shapes come from to the shapes that are there."""
+    """Raise `WakefulError` where the metadata names a width that no tensor has, or more layers than
+    there are tensors: a model built from it would not fit into memory.
+    """
     widths = {width for tensor in header.tensors.values() for width in tensor.shape}
     allowed = dict.fromkeys(_SIZES, widths) | {"block_count": range(1, len(header.tensors) + 1)}
     for key, value in header.values.items():
-        fit = allowed.get(key.rsplit(".", 1)[-1])
-        if fit is not None and not (type(value) is int and value in fit):
-            raise reader.fail(f"{key!r} = {value!r} does not fit its tensors")
+        allowed_values = allowed.get(key.rsplit(".", 1)[-1])
+        if allowed_values is None:
+            continue
+        if type(value) is not int or value not in allowed_values:
+            raise reader.damage_error(f"{key!r} = {value!r} does not fit its tensors")

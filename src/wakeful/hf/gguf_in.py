@@ -26,17 +26,19 @@ from wakeful.hf.weights_out import stock_architecture
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
-_MADE = ("rope_freqs.weight", "output.weight")
+_COMPUTED = ("rope_freqs.weight", "output.weight")
 """Further tensors that llama.cpp needs, computed from the configuration or the embedding."""
 
 
 def read_gguf_config(path: Path) -> ModelConfig | None:
-    """Return the decoder that a file of ours says it holds; None of a file from elsewhere.
+    """Return the decoder configuration that a GGUF file written by wakeful stores; None for a GGUF
+    file from elsewhere.
 
     Raises:
-        WakefulError: the header is unsound, or says no decoder that such a file can hold.
+        WakefulError: the header is unsound, or the stored configuration is of no architecture that
+            a GGUF file can hold.
     """
-    table = _value(path, MODEL)
+    table = _read_json_value(path, MODEL)
     if table is None:
         return None
     config = config_from_table({"model": table, "train": {"length": 1}}).model
@@ -46,10 +48,10 @@ def read_gguf_config(path: Path) -> ModelConfig | None:
 
 
 def read_gguf_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer that a file of ours holds."""
-    files = _value(path, TOKENIZER) or {}
-    own_files = ("tokenizer.json", *COMPANION_FILES)
-    if not all(name in own_files and isinstance(text, str) for name, text in files.items()):
+    """Return the tokenizer whose files a GGUF file written by wakeful stores."""
+    files = _read_json_value(path, TOKENIZER) or {}
+    known_files = ("tokenizer.json", *COMPANION_FILES)
+    if not all(name in known_files and isinstance(text, str) for name, text in files.items()):
         raise WakefulError(f"{path}: {TOKENIZER} names a file that is not a tokenizer's")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -58,41 +60,48 @@ def read_gguf_tokenizer(path: Path) -> Tokenizer:
 
 
 def dump_tokenizer_files(tokenizer: Tokenizer) -> str:
-    """Return the files of a tokenizer as `TOKENIZER` has them."""
+    """Return the files of a tokenizer as one JSON object of texts by file name."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return json.dumps({file.name: file.read_text("utf-8") for file in Path(folder).iterdir()})
 
 
 def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the tensors of the decoder that a file says it holds, by Transformers' names, in
-    float32.
+    """Read the tensors of a GGUF file that wakeful wrote, in float32, by their names in
+    Transformers; `config` is the decoder configuration that the file stores.
+
+    Raises:
+        WakefulError: the file is damaged, or a tensor has a type that cannot be unpacked.
     """
-    kind = stock_architecture(config)[0]
-    family = FAMILIES[kind]
-    hf_names = [family.stored(link.hf_name) for link in family.links(config)]
+    model_type = stock_architecture(config)[0]
+    family = FAMILIES[model_type]
+    hf_names = [family.checkpoint_name(link.hf_name) for link in family.links(config)]
     gguf_names = dict(
-        zip(map(make_gguf_namer(kind, config.num_layers), hf_names), hf_names, strict=True)
+        zip(map(make_gguf_namer(model_type, config.num_layers), hf_names), hf_names, strict=True)
     )
     renamed: dict[str, Tensor] = {}
     with wrap_errors(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
         name = gguf_names.get(tensor.name, tensor.name)
-        if tensor.name not in gguf_names and name in _MADE:
+        if tensor.name not in gguf_names and name in _COMPUTED:
             continue
         try:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
             raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
         renamed[name] = torch.from_numpy(
-            convert_for_llama_cpp(array, name, kind, config, back=True)
+            convert_for_llama_cpp(array, name, model_type, config, back=True)
         )
     return renamed
 
 
-def _value(path: Path, key: str) -> dict | None:
-    """Return what a file says under a key of ours, None where it says nothing."""
+def _read_json_value(path: Path, key: str) -> dict | None:
+    """Return the JSON object that a GGUF file's metadata holds under a key; None without the key.
+
+    Raises:
+        WakefulError: the value is not a JSON object.
+    """
     text = read_gguf_header(path).values.get(key)
     if text is None:
         return None

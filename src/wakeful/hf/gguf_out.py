@@ -89,12 +89,12 @@ def export_gguf(
     path = Path(path)
     refuse_existing(path)
     decoder = folded(decoder)
-    kind, config = gguf_architecture(decoder.config)
+    model_type, config = gguf_architecture(decoder.config)
     vocabulary = gguf_tokenizer_fields(tokenizer, config.vocab_size, name or path.stem)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), replace_atomically(path) as part:
-        writer = GGUFWriter(part, llama_cpp_architecture(kind))
+        writer = GGUFWriter(part, llama_cpp_architecture(model_type))
         # Transformers takes "mistral", and no other name, for an architecture of its own.
         title = name or path.stem
         writer.add_name(title.title() if title == "mistral" else title)
@@ -107,7 +107,7 @@ def export_gguf(
             if organization:
                 writer.add_base_model_organization(0, organization)
                 writer.add_base_model_repo_url(0, f"https://huggingface.co/{origin}")
-        grids = _grids(decoder, kind, config, steps or {})
+        grids = _find_grids(decoder, model_type, config, steps or {})
         types = Counter(stored.name for stored, _ in grids.values())
         file_type = _TYPES[storage][1]
         for name_of_type, _ in types.most_common(1):
@@ -118,21 +118,21 @@ def export_gguf(
             int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
             list: writer.add_array, bool: writer.add_bool,
         }  # fmt: skip
-        for key, value in (gguf_metadata(kind, config) | vocabulary).items():
+        for key, value in (gguf_metadata(model_type, config) | vocabulary).items():
             add[type(value)](key, value)
         named = tokenizer.chat_templates.items()
         writer.add_chat_template([{"name": name, "template": text} for name, text in named])
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
         writer.add_string(TOKENIZER, dump_tokenizer_files(tokenizer))
-        for name_in_file, array in _arrays(decoder, kind, config):
+        for name_in_file, array in _iterate_arrays(decoder, model_type, config):
             if name_in_file in grids:
                 stored, step = grids[name_in_file]
                 writer.add_tensor(
                     name_in_file, packed_blocks(array, step, stored), raw_dtype=stored
                 )
                 continue
-            stored = _storage(
-                array, storage, of_tokens=name_in_file.startswith(("token_embd", "output."))
+            stored = _choose_type(
+                array, storage, is_vocabulary=name_in_file.startswith(("token_embd", "output."))
             )
             if stored != GGMLQuantizationType.F32 and not np.abs(array).max() <= _LARGEST:
                 raise WakefulError(
@@ -147,9 +147,9 @@ def export_gguf(
         writer.close()
         read_back(
             part, decoder, load=partial(_load_if_it_fits, decoder),
-            rounding=RoundedParameters(partial(_round_trip, storage)),
+            rounding=RoundedParameters(partial(_round_to_storage, storage)),
         )  # fmt: skip
-    return kind
+    return model_type
 
 
 def check_gguf(decoder: Decoder, tokenizer: Tokenizer) -> None:
@@ -164,57 +164,70 @@ def gguf_bytes(decoder: Decoder) -> int:
 
 
 def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
-    """Return the flags by which llama-quantize gives each matrix its type, one a line; `types` are
-    by the decoder's names of matrices.
+    """Return flags for llama.cpp's llama-quantize that give each matrix its quantized type, one
+    flag per line; `types` maps the decoder's names of matrices to types such as "Q4_K".
     """
-    kind, config = gguf_architecture(decoder.config)
+    model_type, config = gguf_architecture(decoder.config)
     flags = {"token_embd.weight": "--token-embedding-type", "output.weight": "--output-tensor-type"}
     lines: list[str] = []
-    family, name_of = FAMILIES[kind], make_gguf_namer(kind, config.num_layers)
+    family, name_of = FAMILIES[model_type], make_gguf_namer(model_type, config.num_layers)
     for link in family.links(decoder.config):
-        name = name_of(family.stored(link.hf_name))
-        stored = {types[own].lower() for own in link.own_names if own in types}
+        name = name_of(family.checkpoint_name(link.hf_name))
+        link_types = {types[part].lower() for part in link.decoder_names if part in types}
         flag = f"{flags[name]} " if name in flags else f"--tensor-type {name}="
-        lines.extend(flag + each for each in stored)
+        lines.extend(flag + link_type for link_type in link_types)
     return "\n".join(lines) + "\n"
 
 
-def _grids(
-    decoder: Decoder, kind: str, config: ModelConfig, steps: Steps
+def _find_grids(
+    decoder: Decoder, model_type: str, config: ModelConfig, steps: Steps
 ) -> dict[str, tuple[GGMLQuantizationType, np.ndarray]]:
-    """Return the type of each matrix on a grid and its steps, by its name in a file."""
-    family, grids = FAMILIES[kind], dict[str, tuple[GGMLQuantizationType, np.ndarray]]()
+    """Return the GGML type and the steps (rows, blocks) of each matrix that lies on a grid of
+    llama.cpp, by the matrix's name in a GGUF file.
+
+    `steps` has bits and steps by the decoder's names of matrices. A matrix of the file that joins
+    several of the decoder's (a fused projection) joins their steps.
+
+    Raises:
+        WakefulError: a joined matrix would have parts of several types.
+    """
+    family, grids = FAMILIES[model_type], dict[str, tuple[GGMLQuantizationType, np.ndarray]]()
     for link in family.links(decoder.config):
-        parts = [steps[name] for name in link.own_names if name in steps]
+        parts = [steps[name] for name in link.decoder_names if name in steps]
         if not parts:
             continue
-        hf_name, bits = family.stored(link.hf_name), {bits for bits, _ in parts}
-        if len(bits) > 1 or len(parts) < len(link.own_names):
-            raise WakefulError(f"{hf_name} of a {kind} would hold matrices of several types")
+        hf_name, bits = family.checkpoint_name(link.hf_name), {bits for bits, _ in parts}
+        if len(bits) > 1 or len(parts) < len(link.decoder_names):
+            raise WakefulError(f"{hf_name} of a {model_type} would hold matrices of several types")
         joined = link.join([step.float() for _, step in parts]).cpu().numpy()
-        name = make_gguf_namer(kind, config.num_layers)(hf_name)
-        steps_array = convert_for_llama_cpp(joined, hf_name, kind, config)
+        name = make_gguf_namer(model_type, config.num_layers)(hf_name)
+        steps_array = convert_for_llama_cpp(joined, hf_name, model_type, config)
         grids[name] = (GGMLQuantizationType[f"Q{bits.pop()}_0"], steps_array)
-        if kind == "olmo2" and config.tied and name == "token_embd.weight":
+        if model_type == "olmo2" and config.tied and name == "token_embd.weight":
             grids["output.weight"] = grids[name]
     return grids
 
 
 def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantizationType) -> np.ndarray:
-    """Return the blocks of a matrix (N, K) on a grid with these steps (N, K / 32): each a step in
-    float16 and 32 numbers, of 4 bits the first sixteen in the low halves of bytes and the others in
-    the high ones, of 5 bits their top bits before them.
+    """Pack a matrix (N, K) that is its integer codes times `steps` (N, K / 32) into the bytes of
+    llama.cpp's block format `stored`: Q8_0, Q5_0 or Q4_0.
+
+    A block is a step in float16 and 32 codes. Codes of 8 bits are int8. Codes of 4 bits are stored
+    plus 8, the first sixteen in the low halves of bytes and the others in the high halves. Codes of
+    5 bits are stored plus 16, likewise, with their top bits in front.
     """
     rows = len(array)
-    d = steps.astype("<f2")[..., None]
+    float16_steps = steps.astype("<f2")[..., None]
     blocks = array.reshape(rows, -1, _BLOCK)
-    scale = d.astype(np.float32)
-    q = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)).astype(int)
-    parts: list[np.ndarray] = [d.view(np.uint8)]
+    scale = float16_steps.astype(np.float32)
+    quotients = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)
+    integers = np.rint(quotients).astype(int)
+    parts: list[np.ndarray] = [float16_steps.view(np.uint8)]
     if stored == GGMLQuantizationType.Q8_0:
-        parts.append(q.astype(np.int8).view(np.uint8))
+        parts.append(integers.astype(np.int8).view(np.uint8))
     else:
-        codes = (q + (16 if stored == GGMLQuantizationType.Q5_0 else 8)).astype(np.uint8)
+        offset = 16 if stored == GGMLQuantizationType.Q5_0 else 8
+        codes = (integers + offset).astype(np.uint8)
         if stored == GGMLQuantizationType.Q5_0:
             parts.append(np.packbits(codes >> 4, axis=-1, bitorder="little"))
         low = codes & 15
@@ -223,8 +236,8 @@ def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantization
 
 
 def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
-    """Load a GGUF file with Transformers, or with our reader where that of Transformers is
-    incomplete; None where the unpacked weights do not fit into memory.
+    """Load the GGUF file that was written for `decoder`, with Transformers or, where its reader
+    leaves something out, with ours; None where the unpacked weights do not fit into memory.
     """
     size = sum(parameter.numel() for parameter in decoder.parameters())
     if 2 * 4 * size > free_memory(torch.device("cpu")):  # two copies in float32
@@ -235,33 +248,43 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
     return read_gguf_decoder(path, max_length=0, dtype=None, device=torch.device("cpu"))
 
 
-def _round_trip(storage: Storage, weight: Tensor) -> Tensor:
-    """Return a weight as a file holds it."""
+def _round_to_storage(storage: Storage, weight: Tensor) -> Tensor:
+    """Return a weight rounded as a GGUF file of this storage rounds it."""
     array = weight.float().cpu().numpy()
-    stored = _storage(array, storage, of_tokens=False)
+    stored = _choose_type(array, storage, is_vocabulary=False)
     packed = gguf.quants.quantize(array, stored)
     return torch.from_numpy(gguf.quants.dequantize(packed, stored)).to(weight)
 
 
-def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every tensor as llama.cpp wants it, and its name there."""
-    name_of = make_gguf_namer(kind, config.num_layers)
-    for hf_name, tensor in hf_tensors(decoder, kind, torch.float32).items():
+def _iterate_arrays(
+    decoder: Decoder, model_type: str, config: ModelConfig
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the GGUF name of every tensor of a decoder, and its values in llama.cpp's layout."""
+    name_of = make_gguf_namer(model_type, config.num_layers)
+    for hf_name, tensor in hf_tensors(decoder, model_type, torch.float32).items():
         gguf_name = name_of(hf_name)
-        array = convert_for_llama_cpp(tensor.numpy(), hf_name, kind, config)
+        array = convert_for_llama_cpp(tensor.numpy(), hf_name, model_type, config)
         yield gguf_name, array
-        if kind == "olmo2" and config.tied and gguf_name == "token_embd.weight":
-            yield "output.weight", array  # which llama.cpp asks for
+        if model_type == "olmo2" and config.tied and gguf_name == "token_embd.weight":
+            yield "output.weight", array  # llama.cpp requires it
     factors = rope_factors(config)
     if factors is not None:
         yield "rope_freqs.weight", factors.numpy()
 
 
-def _storage(array: np.ndarray, storage: Storage, *, of_tokens: bool) -> GGMLQuantizationType:
+def _choose_type(
+    array: np.ndarray, storage: Storage, *, is_vocabulary: bool
+) -> GGMLQuantizationType:
+    """Return the GGML type of a tensor in a file of this storage.
+
+    Vectors are float32. In "q8_0" and "q4_0", whose blocks are 32 numbers of a row, matrices with
+    rows of another length than whole blocks are float16, and an embedding or head
+    (`is_vocabulary`) is Q8_0.
+    """
     if array.ndim == 1:
         return GGMLQuantizationType.F32
     if storage in ("q8_0", "q4_0"):
         if array.shape[-1] % _BLOCK:
             return GGMLQuantizationType.F16
-        return _TYPES["q8_0" if of_tokens else storage][0]
+        return _TYPES["q8_0" if is_vocabulary else storage][0]
     return _TYPES[storage][0]

@@ -31,7 +31,8 @@ _SPLITS = {
         True,
     ): "tekken",
 }
-"""llama.cpp's name of a pattern, and of whether a word that is a token is taken before merging."""
+"""llama.cpp's names of pre-tokenizers, by their pattern and by `ignore_merges`: whether a word that
+is a token is taken without merging."""
 _SPACE = "\u2581"
 _MOST_ENDS = 3
 """Tokens that end what a model writes, of which a file has a key for each."""
@@ -42,58 +43,75 @@ _RARE = -1000.0
 
 
 def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, Any]:
-    """Return what a file says of a tokenizer, by key, but for chat templates.
+    """Return a GGUF file's metadata of a tokenizer, by key, without its chat templates.
 
-    It has `size` tokens, padded where the tokenizer has fewer; `name` is the file's.
+    The vocabulary has `size` tokens, with padding tokens where the tokenizer has fewer. `name` is
+    the model's name, by which llama.cpp recognizes Phi-3.
 
     Raises:
-        WakefulError: llama.cpp has no name for how the tokenizer cuts text, merges otherwise, or
-            has no place for how it matches tokens or for what it puts around a text.
+        WakefulError: llama.cpp has no name for the tokenizer's pre-tokenizer, would merge tokens
+            otherwise, or cannot express how added tokens match or which tokens surround a text.
     """
     _check_expressible(tokenizer, name)
     table = json.loads(tokenizer.inner.to_str())
-    tokens, kinds = _tokens(tokenizer, size)
+    tokens, kinds = _list_tokens(tokenizer, size)
     if _is_bpe(table) and table["model"].get("byte_fallback"):
-        fields = _sentencepiece(table, tokens, kinds)
+        fields = _sentencepiece_fields(table, tokens, kinds)
     else:
-        fields = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pattern(table), _KEYS.LIST: tokens,
-                 _KEYS.TOKEN_TYPE: kinds,
-                 _KEYS.MERGES: [*map(" ".join, read_merges(table["model"]))]}  # fmt: skip
-    fields |= zip((_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID), _ends(tokenizer), strict=False)
+        merge_texts = [" ".join(pair) for pair in read_merges(table["model"])]
+        fields = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pre_tokenizer_name(table), _KEYS.LIST: tokens,
+                  _KEYS.TOKEN_TYPE: kinds, _KEYS.MERGES: merge_texts}  # fmt: skip
+    end_keys = (_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID)
+    fields |= zip(end_keys, _list_end_tokens(tokenizer), strict=False)
     fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: check_pad_token(tokenizer.pad, size)}
     fields |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _ends(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that end what a model writes, the tokenizer's first."""
+def _list_end_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that end generation: the tokenizer's end of text, then the `eos_token_id`s
+    of its generation settings.
+    """
     settings = json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
     return list(dict.fromkeys([tokenizer.end_of_text, *token_ids(settings, "eos_token_id")]))
 
 
 def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
+    """Raise `WakefulError` where a GGUF file cannot say how a tokenizer matches its added tokens,
+    which tokens surround a text, or which tokens end generation.
+
+    llama.cpp drops white space behind the special tokens of a model whose `name` is Phi-3's.
+    """
     added = tokenizer.inner.get_added_tokens_decoder().values()
     stripped = {token.content for token in added if token.rstrip}
     special = {token.content for token in added if token.special or token.content == "</s>"}
     if any(model_name in name.lower() for model_name in _PHI3) and stripped == special - _PHI3_KEPT:
-        stripped = set()  # which llama.cpp knows of models of that name
+        stripped = set()  # llama.cpp strips there by itself
     for token in added:
-        for how in ("lstrip", "rstrip", "single_word"):
-            if getattr(token, how) and (how != "rstrip" or token.content in stripped):
-                raise _lacks(f"the token {token.content!r} that matches with {how}")
+        for option in ("lstrip", "rstrip", "single_word"):
+            if getattr(token, option) and (option != "rstrip" or token.content in stripped):
+                raise _not_expressible(f"the token {token.content!r} that matches with {option}")
     if tokenizer.opening not in ([], [tokenizer.bos]):
-        raise _lacks(f"{tokenizer.opening}, which are put before a text and are not BOS alone")
+        raise _not_expressible(
+            f"the tokens {tokenizer.opening} before a text, which are not BOS alone"
+        )
     if tokenizer.closing not in ([], [tokenizer.end_of_text]):
-        raise _lacks(f"{tokenizer.closing}, which are put behind a text and are not its end alone")
-    if len(_ends(tokenizer)) > _MOST_ENDS:
-        raise _lacks(f"{len(_ends(tokenizer))} tokens that end what the model writes")
+        raise _not_expressible(
+            f"the tokens {tokenizer.closing} after a text, which are not the end of text alone"
+        )
+    num_ends = len(_list_end_tokens(tokenizer))
+    if num_ends > _MOST_ENDS:
+        raise _not_expressible(f"{num_ends} tokens that end generation")
 
 
-def _lacks(feature: str) -> WakefulError:
+def _not_expressible(feature: str) -> WakefulError:
     return WakefulError(f"a GGUF file has no place for {feature}; export a folder instead")
 
 
-def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]]:
+def _list_tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]]:
+    """Return the first `size` tokens of a vocabulary and their GGUF types; ids that the tokenizer
+    does not use become unused tokens "[PADn]".
+    """
     inner = tokenizer.inner
     added = inner.get_added_tokens_decoder()
     tokens: list[str] = []
@@ -117,38 +135,45 @@ def _is_bpe(table: dict[str, Any]) -> bool:
     return table["model"].get("type") == "BPE"
 
 
-def _steps(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
-    """Return the steps of a part of a tokenizer, one after the other."""
+def _flatten_steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a tokenizer's normalizer or pre-tokenizer in order, with nested sequences
+    flattened; `key` is where a sequence has its steps.
+    """
     if not step:
         return []
     if step.get("type") == "Sequence":
-        return [leaf for inner_step in step[inside] for leaf in _steps(inner_step, inside)]
+        return [leaf for inner_step in step[key] for leaf in _flatten_steps(inner_step, key)]
     return [step]
 
 
-def _pattern(table: dict[str, Any]) -> str:
-    """Return llama.cpp's name for how byte-level BPE cuts text before it merges.
+def _pre_tokenizer_name(table: dict[str, Any]) -> str:
+    """Return llama.cpp's name of a byte-level BPE's pre-tokenizer: how it splits text into words.
+
+    `table` is the content of tokenizer.json.
 
     Raises:
-        WakefulError: it has none, or the tokenizer is not byte-level BPE.
+        WakefulError: no name is known, or the tokenizer is not byte-level BPE.
     """
-    parts = _steps(table.get("pre_tokenizer"), "pretokenizers")
+    parts = _flatten_steps(table.get("pre_tokenizer"), "pretokenizers")
     kinds = [part.get("type") for part in parts]
-    normal = [step.get("type") for step in _steps(table.get("normalizer"), "normalizers")]
-    if _is_bpe(table) and kinds and kinds[-1] == "ByteLevel" and normal in ([], ["NFC"]):
-        own = parts[-1].get("use_regex", True)
+    normalizers = [
+        step.get("type") for step in _flatten_steps(table.get("normalizer"), "normalizers")
+    ]
+    if _is_bpe(table) and kinds and kinds[-1] == "ByteLevel" and normalizers in ([], ["NFC"]):
+        uses_gpt2_pattern = parts[-1].get("use_regex", True)
         first = parts[0]
         if parts[-1].get("add_prefix_space"):
-            own = None  # llama.cpp puts no space before byte-level BPE
-        if kinds == ["ByteLevel"] and own:
+            uses_gpt2_pattern = None  # llama.cpp puts no space before byte-level BPE
+        if kinds == ["ByteLevel"] and uses_gpt2_pattern:
             return "gpt-2"
-        if kinds == ["Digits", "ByteLevel"] and own and first.get("individual_digits"):
+        splits_digits = kinds == ["Digits", "ByteLevel"] and first.get("individual_digits")
+        if splits_digits and uses_gpt2_pattern:
             return "smollm"
-        if kinds == ["Split", "ByteLevel"] and own is False and _isolates(first):
+        if kinds == ["Split", "ByteLevel"] and uses_gpt2_pattern is False and _isolates(first):
             pattern = first.get("pattern", {}).get("Regex", "")
-            named = _SPLITS.get((pattern, bool(table["model"].get("ignore_merges"))))
-            if named is not None:
-                return named
+            name = _SPLITS.get((pattern, bool(table["model"].get("ignore_merges"))))
+            if name is not None:
+                return name
     raise WakefulError(
         "llama.cpp's name for this tokenizer's pre-tokenizer is unknown here "
         "(byte-level BPE as GPT-2's, SmolLM's, Llama 3's, DBRX's, Qwen2's and Mistral's, and "
@@ -157,63 +182,76 @@ def _pattern(table: dict[str, Any]) -> str:
 
 
 def _isolates(split: dict[str, Any]) -> bool:
+    """Tell whether a "Split" step makes every match of its pattern a word of its own."""
     return split.get("behavior") == "Isolated" and not split.get("invert")
 
 
-def _sentencepiece(
+def _sentencepiece_fields(
     table: dict[str, Any], tokens: list[str], kinds: list[TokenType]
 ) -> dict[str, Any]:
-    joins = read_merges(table["model"])
+    """Return the GGUF metadata of a SentencePiece BPE: tokens, their types and their scores.
+
+    llama.cpp merges the two neighbors whose joined token has the highest score, so a token's score
+    is minus the rank of its first merge.
+
+    Raises:
+        WakefulError: that would not give the same tokens as the tokenizer's own list of merges.
+    """
+    merge_pairs = read_merges(table["model"])
     plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
-    bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
+    byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)}
     unknown = table["model"].get("unk_token")
-    if not bytes_ <= plain:
-        raise _unlike("a token for some byte is missing")
-    joinable = [first + right for first, right in joins if first + right in plain]
-    order = [token for token, _ in itertools.groupby(joinable)]
+    if not byte_tokens <= plain:
+        raise _not_sentencepiece("a token for some byte is missing")
+    merged_tokens = [left + right for left, right in merge_pairs if left + right in plain]
+    order = [token for token, _ in itertools.groupby(merged_tokens)]
     if len(order) != len(set(order)):
-        raise _unlike("two tokens' merges take turns")
-    pairs = set(joins)
-    for token in plain - bytes_:
+        raise _not_sentencepiece("two tokens' merges take turns")
+    known_pairs = set(merge_pairs)
+    for token in plain - byte_tokens:
         for split in range(1, len(token)):
-            first, right = token[:split], token[split:]
-            if first in plain and right in plain and (first, right) not in pairs:
-                raise _unlike(
-                    f"{first!r} and {right!r} are not merged, though {token!r} is a token"
+            left, right = token[:split], token[split:]
+            if left in plain and right in plain and (left, right) not in known_pairs:
+                raise _not_sentencepiece(
+                    f"{left!r} and {right!r} are not merged, though {token!r} is a token"
                 )
     scores = {token: -float(rank) for rank, token in enumerate(order)}
-    scores |= dict.fromkeys(bytes_, 0.0)
-    kinds = [
-        TokenType.BYTE if token in bytes_ else TokenType.UNKNOWN if token == unknown else kind
-        for token, kind in zip(tokens, kinds, strict=True)
-    ]
-    singles = -float(len(order))  # a character by itself is made by no merge
+    scores |= dict.fromkeys(byte_tokens, 0.0)
+    special_types = dict.fromkeys(byte_tokens, TokenType.BYTE)
+    if unknown is not None:
+        special_types.setdefault(unknown, TokenType.UNKNOWN)
+    kinds = [special_types.get(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
+    singles = -float(len(order))  # no merge makes a single character
     return {
         _KEYS.MODEL: "llama", _KEYS.PRE: "default", _KEYS.LIST: tokens, _KEYS.TOKEN_TYPE: kinds,
         _KEYS.SCORES: [scores.get(t, singles if len(t) == 1 else _RARE) for t in tokens],
-        _KEYS.ADD_PREFIX: _space_prefix(table),
+        _KEYS.ADD_PREFIX: _adds_space_prefix(table),
         _KEYS.UNK_ID: tokens.index(unknown) if unknown in tokens else None,
     }  # fmt: skip
 
 
-def _space_prefix(table: dict[str, Any]) -> bool:
-    """Tell whether a space is put before a text, whose spaces are then written as "▁"."""
-    normal = _steps(table.get("normalizer"), "normalizers")
-    cuts = _steps(table.get("pre_tokenizer"), "pretokenizers")
-    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    put = {"type": "Prepend", "prepend": _SPACE}
-    # The normalizer leaves no " ", so that a cut at one does nothing.
-    other_cuts = [cut for cut in cuts if cut.get("pattern") != {"String": " "}]
-    if not other_cuts and normal in ([put, replaced], [replaced]):
-        return normal[0] == put
-    (cut,) = cuts if len(cuts) == 1 else ({},)
-    keeps_spaces = cut.get("type") == "Metaspace" and not cut.get("split", True)
-    if not normal and keeps_spaces and cut.get("replacement") == _SPACE:
-        return cut.get("prepend_scheme") != "never"
-    raise _unlike("its spaces are written in another way")
+def _adds_space_prefix(table: dict[str, Any]) -> bool:
+    """Tell whether a SentencePiece tokenizer puts a space before a text; it writes spaces as "▁".
+
+    Raises:
+        WakefulError: its normalizer and pre-tokenizer treat spaces in another way.
+    """
+    normalizers = _flatten_steps(table.get("normalizer"), "normalizers")
+    splits = _flatten_steps(table.get("pre_tokenizer"), "pretokenizers")
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prepend = {"type": "Prepend", "prepend": _SPACE}
+    # The normalizer leaves no " ", so a split at one does nothing.
+    other_splits = [split for split in splits if split.get("pattern") != {"String": " "}]
+    if not other_splits and normalizers in ([prepend, replace], [replace]):
+        return normalizers[0] == prepend
+    (split,) = splits if len(splits) == 1 else ({},)
+    keeps_spaces = split.get("type") == "Metaspace" and not split.get("split", True)
+    if not normalizers and keeps_spaces and split.get("replacement") == _SPACE:
+        return split.get("prepend_scheme") != "never"
+    raise _not_sentencepiece("its spaces are written in another way")
 
 
-def _unlike(why: str) -> WakefulError:
+def _not_sentencepiece(why: str) -> WakefulError:
     return WakefulError(
         f"the tokenizer is not the SentencePiece BPE that llama.cpp runs: {why}; export a folder "
         "instead"

@@ -23,7 +23,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.cache import CACHE, Visible, WakefulCache, token_visibility
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, use_engine_attention
-from wakeful.hf.offloading import unsplit_modules, weights_in_place
+from wakeful.hf.offloading import offloaded_weights_loaded, unsplit_modules
 from wakeful.hf.projections import name_projections, projection_name
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.hooks import hooked
@@ -58,11 +58,13 @@ class WakefulPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
+        """Initialize the parameters and buffers of one module by their roles; Transformers calls
+        this and skips tensors that a checkpoint has set.
+        """
         if not (module._parameters or module._buffers):
-            return  # most modules: to look for their definition takes longer than to read weights
-        starts = initial_values(self._decoder, module)
-        if starts is None:
+            return  # most modules: looking for their initial values would take longer than loading
+        values = initial_values(self._decoder, module)
+        if values is None:
             super()._init_weights(module)
         for key, tensor in (
             *module.named_parameters(recurse=False),
@@ -72,14 +74,14 @@ class WakefulPreTrainedModel(PreTrainedModel):
                 mark_roles(self)
             role = role_of(tensor)
             start = "defined" if role is None else role.start
-            if start == "residual" or (start == "normal" and starts is not None):
+            if start == "residual" or (start == "normal" and values is not None):
                 init.normal_(tensor, std=deviation(self.config.model, start))
             elif start == "orthogonal":
                 init.orthogonal_(tensor)
             elif start == "zeros":
                 init.zeros_(tensor)
-            elif starts is not None:
-                init.copy_(tensor, starts[key])
+            elif values is not None:
+                init.copy_(tensor, values[key])
 
     @property
     def _decoder(self) -> Decoder:
@@ -101,22 +103,25 @@ class WakefulPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
-        """Give the tables of tokens that a route has of its own as many rows as the embedding.
+        """Resize the embedding, and the embedding tables inside the model's value route to as many
+        rows.
 
         Raises:
-            WakefulError: one of them is not an `nn.Embedding`; nothing has changed.
+            WakefulError: a table of the route is not an `nn.Embedding`; nothing has changed.
         """
         route = self._decoder.route
         tables: dict[str, nn.Embedding] = {}
         resizes = new_num_tokens is not None or pad_to_multiple_of is not None
-        counts = [name for name, role in roles_of(route).items() if resizes and role.vocabulary]
-        for name in counts:
+        table_names = [
+            name for name, role in roles_of(route).items() if resizes and role.vocabulary
+        ]
+        for name in table_names:
             parent = name.rpartition(".")[0]
             table = route.get_submodule(parent)
             if not isinstance(table, nn.Embedding):
                 raise WakefulError(
-                    f"model.route = {route} counts tokens in its parameter {name}, which is not of "
-                    "an nn.Embedding: the vocabulary cannot be resized"
+                    f"model.route = {route} has a row per token in its parameter {name}, which is "
+                    "not of an nn.Embedding: the vocabulary cannot be resized"
                 )
             tables[parent] = table
         embeddings = super()._resize_token_embeddings(
@@ -137,11 +142,11 @@ class WakefulPreTrainedModel(PreTrainedModel):
         gradient_checkpointing_func: Callable[..., Any] = checkpoint,
         every_n_layers: int = 1,
     ) -> None:
-        """Recompute blocks with the given function.
+        """Turn the recomputation of blocks on or off, by `gradient_checkpointing_func`.
 
         Raises:
-            WakefulError: it is the reentrant form, which loses gradients through values that layers
-                share, or `every_n_layers` is not 1.
+            WakefulError: the function is the reentrant checkpoint, which loses gradients through
+                values that layers share, or `every_n_layers` is not 1.
         """
         options = getattr(gradient_checkpointing_func, "keywords", {})
         if enable and options.get("use_reentrant"):
@@ -213,8 +218,8 @@ class WakefulModel(WakefulPreTrainedModel):
                 "give either input_ids or inputs_embeds (both where a route reads tokens)"
             )
         x = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        held = self._cache(past_key_values if cache is None else cache, use_cache, x)
-        slots = None if held is None else held.slots
+        used_cache = self._choose_cache(past_key_values if cache is None else cache, use_cache, x)
+        slots = None if used_cache is None else used_cache.slots
         start = 0 if slots is None else slots.length
         if slots is not None:
             slots.reserve(start + x.shape[1])
@@ -230,21 +235,27 @@ class WakefulModel(WakefulPreTrainedModel):
         returns_states = output_hidden_states or (
             output_hidden_states is None and self.config.output_hidden_states
         )
-        watched = dict(enumerate(self.decoder.blocks)) if returns_states else {}
-        keep_state = hooked(watched, before=lambda _, inputs: states.append(inputs[0]))
-        with keep_state, weights_in_place(self.decoder):
+        blocks = dict(enumerate(self.decoder.blocks)) if returns_states else {}
+        collect_inputs = hooked(blocks, before=lambda _, inputs: states.append(inputs[0]))
+        with collect_inputs, offloaded_weights_loaded(self.decoder):
             x = self.decoder.stream(
                 x, tokens=input_ids, cache=slots, valid=valid, places=places, documents=documents
             )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # pyright: ignore[reportArgumentType]
             hidden_states=(*states, x) if returns_states else None,
-            **{CACHE: held},  # pyright: ignore[reportArgumentType]
+            **{CACHE: used_cache},  # pyright: ignore[reportArgumentType]
         )
 
-    def _cache(
+    def _choose_cache(
         self, cache: TransformersCache | None, use_cache: bool | None, x: Tensor
     ) -> WakefulCache | None:
+        """Return the cache of a forward pass over x (B, L, D): the caller's, a new one where
+        `use_cache` or the configuration asks for it, or None.
+
+        Raises:
+            WakefulError: the caller's cache is of another class.
+        """
         if self.gradient_checkpointing and self.training:
             if use_cache:
                 _logger.warning_once("use_cache=True is ignored while activations are recomputed")
@@ -311,10 +322,8 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         return inputs
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse `generate_batch`, whose pages of keys and values our layers do not fill.
-
-        Raises:
-            WakefulError: always.
+        """Refuse `generate_batch` with a `WakefulError`: it needs a paged cache, which our layers
+        do not have.
         """
         raise WakefulError(
             "generate_batch keeps keys and values in pages that this model does not fill: call "
@@ -361,7 +370,7 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         loss = None
         if labels is not None:
             prefix = self._decoder.config.relaxed_prefix
-            if prefix > 1:  # those tokens see each other
+            if prefix > 1:  # tokens of the prefix see each other, and would see their labels
                 labels = labels.clone()
                 labels[:, :prefix] = IGNORED
             loss = self.loss_function(
@@ -376,50 +385,55 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
 
 
 def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> WakefulForCausalLM:
-    """Return our Transformers class with the parameters and quantized layers of a decoder, shared.
+    """Wrap a decoder as our Transformers class, which shares its parameters and quantized layers.
 
     `generate()` stops at the token `end_of_text`.
     """
     config = WakefulConfig.of(decoder.config, eos_token_id=end_of_text)
     with torch.device("meta"):
         model = WakefulForCausalLM(config)
-    parts = decoder.named_modules(remove_duplicate=False)
-    quantized = {name: part for name, part in parts if hasattr(part, "scheme")}
-    for name, part in quantized.items():
-        parent, _, leaf = ("lm_head" if name == "head" else f"model.decoder.{name}").rpartition(".")
-        setattr(model.get_submodule(parent), leaf, part)
+    modules = decoder.named_modules(remove_duplicate=False)
+    quantized = {name: module for name, module in modules if hasattr(module, "scheme")}
+    for name, module in quantized.items():
+        hf_name = "lm_head" if name == "head" else f"model.decoder.{name}"
+        parent, _, leaf = hf_name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, module)
     state: dict[str, Tensor] = {}
     for name, tensor in decoder.state_dict(keep_vars=True).items():
-        parent_name, _, leaf = name.rpartition(".")
-        own = name if parent_name in quantized else projection_name(name)
-        state[f"lm_head.{leaf}" if parent_name == "head" else f"model.decoder.{own}"] = tensor
+        parent, _, leaf = name.rpartition(".")
+        inner_name = name if parent in quantized else projection_name(name)
+        hf_name = f"lm_head.{leaf}" if parent == "head" else f"model.decoder.{inner_name}"
+        state[hf_name] = tensor
     model.load_state_dict(state, assign=True)
     model.to(decoder.embed.weight.device)  # pyright: ignore[reportArgumentType]  only buffers move
     return model.train(decoder.training)
 
 
 def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] | None:
-    """Return the initial values that a module's definition gives its tensors; None for none."""
+    """Return the initial values, by name, of the tensors of a module that is a rotary table or lies
+    inside a variant (route, norm, normalizer ...); None for another module.
+    """
     if isinstance(module, Rotary):
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
     for variant in decoder.modules():
-        folder = next((_PARTS[kind] for kind in _PARTS if isinstance(variant, kind)), None)
-        parts = () if folder is None else variant.named_modules()
-        name = next((name for name, part in parts if part is module), None)
-        if folder is not None and name is not None:
-            fresh = _twin(decoder, folder, variant).get_submodule(name)
+        folder = next((_PARTS[base] for base in _PARTS if isinstance(variant, base)), None)
+        if folder is None:
+            continue
+        name = next((name for name, part in variant.named_modules() if part is module), None)
+        if name is not None:
+            fresh = _rebuild_variant(decoder, folder, variant).get_submodule(name)
             return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
     return None
 
 
-def _twin(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
-    """Build a copy of a variant with its initial values."""
+def _rebuild_variant(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
+    """Build a decoder's variant again from its expression, with its initial values."""
     shape = decoder.config.shape
     with drawn_alike():
-        twin = build(folder, str(variant))
+        rebuilt = build(folder, str(variant))
         if isinstance(variant, ValueRoute):
-            twin.attach(shape, range(shape.num_layers))
+            rebuilt.attach(shape, range(shape.num_layers))
         else:
-            twin.attach(variant.spec if isinstance(variant, Norm) else shape)
-    return twin
+            rebuilt.attach(variant.spec if isinstance(variant, Norm) else shape)
+    return rebuilt

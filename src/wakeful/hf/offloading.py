@@ -17,7 +17,9 @@ from wakeful.variants import Variant
 
 
 def unsplit_modules(decoder: Decoder) -> list[str]:
-    """Return the names of classes whose modules must each lie on one device."""
+    """Return the names of the module classes that accelerate must not split over devices: the whole
+    decoder where blocks share weights, else its blocks.
+    """
     shared = (decoder.route, decoder.depth, decoder.embedding)
     if decoder.config.positions == "learned" or any(list(part.parameters()) for part in shared):
         return ["Decoder"]
@@ -25,13 +27,15 @@ def unsplit_modules(decoder: Decoder) -> list[str]:
 
 
 @contextmanager
-def weights_in_place(decoder: Decoder) -> Iterator[None]:
-    """Bring offloaded weights that are read without a call to where they are used, for a while."""
-    if "_hf_hook" not in vars(decoder.embed):  # accelerate gives every module with weights one
+def offloaded_weights_loaded(decoder: Decoder) -> Iterator[None]:
+    """Within a context, load the weights that accelerate offloaded and that the decoder reads
+    without calling their module, which alone would load them.
+    """
+    if "_hf_hook" not in vars(decoder.embed):  # accelerate hooks every module with weights
         yield
         return
     with ExitStack() as stack:
-        for part in _read_without_call(decoder):
+        for part in _modules_read_directly(decoder):
             if any(weight.is_meta for weight in part.parameters(recurse=False)):
                 hook: Any = vars(part)["_hf_hook"]
                 hook.pre_forward(part)
@@ -39,10 +43,13 @@ def weights_in_place(decoder: Decoder) -> Iterator[None]:
         yield
 
 
-def _read_without_call(decoder: Decoder) -> Iterator[nn.Module]:
+def _modules_read_directly(decoder: Decoder) -> Iterator[nn.Module]:
+    """Yield the modules whose weights a decoder reads without calling them: learned positions,
+    variants and stored prefixes.
+    """
     if decoder.config.positions == "learned":
         yield decoder.positions
-    for owner in decoder.modules():
-        if isinstance(owner, Variant | StoredPrefix):
-            assert isinstance(owner, nn.Module)
-            yield from owner.modules()
+    for module in decoder.modules():
+        if isinstance(module, Variant | StoredPrefix):
+            assert isinstance(module, nn.Module)
+            yield from module.modules()

@@ -1,4 +1,4 @@
-"""A prefix's keys and values for stock models of Transformers, in the cache that is their own."""
+"""A prefix's keys and values for Transformers' own models, in a `DynamicCache`."""
 
 import copy
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ def prefix_cache(
         cache = prefix_cache(model, [tokenizer.bos_token_id])
         model(text, cache=copy.deepcopy(cache))  # past_key_values before Transformers 5.24
 
-    Make it of the model in full precision, before it is quantized: these values are then not
-    rounded, and no token of the text takes the place of the first (PrefixQuant, 2410.05265). The
-    cache grows with what is read, so pass a copy each time. `generate` wants the prefix's tokens
-    before those of the prompt, too; it does not compute them again.
+    Compute it with the model in full precision, before quantization: the cached values are then not
+    rounded, and no later token becomes the attention sink (PrefixQuant, 2410.05265). A forward pass
+    appends to the cache, so pass a copy each time. `generate` needs the prefix's tokens at the
+    start of the prompt as well, and does not compute them again.
 
     Raises:
-        WakefulError: there are no tokens, or one that the model lacks, or it keeps no cache of this
-            kind.
+        WakefulError: `tokens` is empty or has an id without an embedding, or the model's cache is
+            not a `DynamicCache`.
     """
     ids = prefix_ids(tokens, model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
     cache = model(input_ids=ids, use_cache=True).get(CACHE)

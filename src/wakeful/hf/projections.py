@@ -23,9 +23,8 @@ PROJECTION_NAMES = {
 
 
 class NamedLinear(HasRoles, nn.Module):
-    """A linear layer under a name of its own, so that an adapter can find it and take its place.
-
-    `role` is its matrix's.
+    """A linear layer inside a module under a given name, such as "q_proj", so that an adapter finds
+    it by that name and can replace it. `role` is the role of its matrix.
     """
 
     def __init__(self, name: str, linear: nn.Linear, role: Role) -> None:
@@ -40,15 +39,15 @@ class NamedLinear(HasRoles, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
 
-    # Only a name: hooks belong on the layer inside, and every token pays for a module's call.
+    # Without nn.Module's __call__, which costs time: hooks belong on the layer inside.
     __call__ = forward
 
 
 class NamedHeads(NamedLinear):
-    """The same for `Heads`."""
+    """A projection into attention heads (`Heads`) under a given name, as a plain linear layer."""
 
     def __init__(self, name: str, heads: Heads, role: Role) -> None:
-        super().__init__(name, _plain(heads), role)
+        super().__init__(name, _to_linear(heads), role)
         self.heads = heads.heads
         self.rotary: RotationName = heads.rotary
         self.norm = heads.norm
@@ -61,9 +60,8 @@ class NamedHeads(NamedLinear):
 
 
 def name_projections(decoder: Decoder) -> None:
-    """Put every projection of a decoder, in place, under the name it has in a Llama.
-
-    `attention.query` becomes `attention.query.q_proj` and so on, plain linear layers all.
+    """Wrap every projection of a decoder, in place, so that it has its name in a Llama, which peft
+    looks for: `attention.query` becomes `attention.query.q_proj`, a plain linear layer.
     """
     for block in decoder.blocks:
         roles = roles_of(block)
@@ -78,13 +76,14 @@ def name_projections(decoder: Decoder) -> None:
 
 
 def projection_name(parameter: str) -> str:
-    """Return what a decoder's parameter is called once its projections are named."""
+    """Return a decoder parameter's name after `name_projections`."""
     parent, _, leaf = parameter.rpartition(".")
     name = PROJECTION_NAMES.get(".".join(parent.split(".")[-2:]))
     return f"{parent}.{name}.{leaf}" if name else parameter
 
 
-def _plain(heads: Heads) -> nn.Linear:
+def _to_linear(heads: Heads) -> nn.Linear:
+    """Return a projection into heads as a plain linear layer that shares its weight and bias."""
     with torch.device("meta"):
         linear = nn.Linear(heads.in_features, heads.out_features, bias=heads.bias is not None)
     linear.weight, linear.bias = heads.weight, heads.bias

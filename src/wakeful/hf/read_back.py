@@ -37,18 +37,18 @@ from wakeful.probes.running import as_decoder
 
 _SAMPLE = "Read back: 12 words,  two spaces;\nand a line."
 _TOKENS = (2, 32)
-"""Sequences that both models read, and tokens of each."""
+"""Number and length of the sequences that both models read."""
 _LONGEST = 256
-"""Tokens of one sequence that reaches past a window."""
+"""Most tokens of a single sequence that is longer than a sliding window."""
 _EXACT = 1e-4
 """The difference of a logit over the largest one, or of all logits over their size (root mean
 square), that rounding of activations explains."""
 _ROUNDING = 3.0
 """Largest difference, as a multiple of the change by rounding the weights."""
-_ANOTHER = 0.5
-"""The difference, over the logits, that makes another model."""
+_OTHER_MODEL = 0.5
+"""The difference over the size of the logits from which the written model is another one."""
 _UNPACKED = 4
-"""Bytes that a number may take which is stored in one or less."""
+"""Most bytes in memory of a quantized number that takes at most one byte in its file."""
 
 
 def read_back(
@@ -59,53 +59,52 @@ def read_back(
     tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
     rounding: AbstractContextManager[Any] | None = None,
 ) -> None:
-    """Load a finished folder as its user will, and compare its logits with the model's that was
-    written; warn of what differs by more than rounding.
+    """Load a written model as its user will, and compare its logits with those of the model that it
+    was written from; warn where they differ by more than rounding explains.
 
     Args:
-        folder: what was written; a GGUF file is one, too.
-        expected: the model it was made of.
-        load: what loads it, or returns None where that does not fit memory; by default
-            Transformers, which runs no code of the folder.
-        tokenizer: the one that was written, where there is one.
-        rounding: in it, `expected` gives the logits that rounding alone may have made others; by
-            default its weights are rounded to the type of the files.
+        folder: the written folder, or GGUF file.
+        expected: the model that was written.
+        load: loads the folder, or returns None where the model does not fit memory; by default
+            Transformers, without running code of the folder.
+        tokenizer: the tokenizer that was written, if any.
+        rounding: a context in which `expected` computes with weights rounded as in the files; by
+            default they are rounded to the files' type.
 
     Raises:
-        WakefulError: it cannot be loaded or run, its tokenizer reads otherwise, or its logits are
-            another model's.
+        WakefulError: the folder cannot be loaded or run, its tokenizer gives other tokens, or its
+            logits are another model's.
     """
     try:
         with suppress_warnings():
-            read = (load or _by_transformers)(folder)
+            written = (load or _load_by_transformers)(folder)
             if tokenizer is not None:
                 _check_tokenizer(folder, tokenizer)
-            if read is None:
-                warn(f"{_kind_of_path(folder)} is not read back: unpacked it does not fit memory")
+            if written is None:
+                name = "the file" if folder.is_file() else "the folder"
+                warn(f"{name} is not read back: unpacked it does not fit memory")
                 return
-            tokens = _tokens(read, expected)
-            read_logits = _logits(read, tokens)
-            check_logits(read_logits)
+            tokens = _draw_common_tokens(written, expected)
+            written_logits = _float32_logits(written, tokens)
+            check_logits(written_logits)
     except WakefulError as error:
         raise Unreadable(str(error)) from None
     except Exception as error:  # Transformers raises nothing narrower
         raise Unreadable(f"{type(error).__name__}: {first_line(error)}") from None
-    logits = _logits(expected, tokens)
-    largest_difference, largest_logit = (
-        float((read_logits - logits).abs().max()),
-        float(logits.abs().max()),
-    )
-    if largest_difference <= _EXACT * largest_logit:
+    logits = _float32_logits(expected, tokens)
+    largest_difference = float((written_logits - logits).abs().max())
+    if largest_difference <= _EXACT * float(logits.abs().max()):
         return
     size = float(logits.norm())
-    difference = float((read_logits - logits).norm()) / size
+    difference = float((written_logits - logits).norm()) / size
     if difference <= _EXACT:
         return
-    rounded_logits = _logits(expected, tokens, rounding or RoundedParameters(_by_types(folder)))
+    rounding = rounding or RoundedParameters(_rounding_of_files(folder))
+    rounded_logits = _float32_logits(expected, tokens, rounding)
     explained = float((rounded_logits - logits).norm()) / size
     if difference <= _ROUNDING * explained:
         return
-    if not difference <= _ANOTHER and explained < _ANOTHER / 10:
+    if not difference <= _OTHER_MODEL and explained < _OTHER_MODEL / 10:
         raise Unreadable(
             f"its logits are those of another model: {difference:.0%} of their size apart, and "
             f"rounding explains {explained:.1%}"
@@ -117,21 +116,23 @@ def read_back(
 
 
 class RoundedParameters(TorchFunctionMode):
-    """Arithmetic with every parameter rounded as it is used, as a file holds it."""
+    """Context in which every operation gets its parameters rounded by a function, such as the
+    rounding of a file format.
+    """
 
-    def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, round_tensor: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self._rounded = rounded
+        self._round_tensor = round_tensor
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if getattr(func, "__name__", "") != "__get__":
-            args, kwargs = tree_map_only(nn.Parameter, self._of, (args, kwargs or {}))
+            args, kwargs = tree_map_only(nn.Parameter, self._round, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _of(self, parameter: Tensor) -> Tensor:
-        return self._rounded(parameter.detach()).to(parameter.dtype)
+    def _round(self, parameter: Tensor) -> Tensor:
+        return self._round_tensor(parameter.detach()).to(parameter.dtype)
 
 
 class Unreadable(WakefulError):
@@ -141,18 +142,14 @@ class Unreadable(WakefulError):
         super().__init__(f"what was written is removed, as reading it back failed: {why}")
 
 
-def _kind_of_path(path: Path) -> str:
-    return "the file" if path.is_file() else "the folder"
-
-
-def _by_transformers(folder: Path) -> nn.Module | None:
-    """Return the model that Transformers loads of a folder, None where it does not fit memory."""
+def _load_by_transformers(folder: Path) -> nn.Module | None:
+    """Load a folder with Transformers; return None where its weights do not fit memory."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     quantized = getattr(config, "quantization_config", None) is not None
     with Shards(folder) as tensors:
         if quantized and _UNPACKED * tensors.num_bytes > free_memory(torch.device("cpu")):
             return None
-        # What Transformers would leave out: vLLM reads it, and we do.
+        # Transformers would silently leave these out; vLLM and `load_hf_model` apply them.
         if transforms_of(config) or cache_scheme_of(config):
             return load_hf_model(folder, dtype="auto")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -169,61 +166,69 @@ def _by_transformers(folder: Path) -> nn.Module | None:
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBase) -> None:
-    """Raise `WakefulError` where the folder's tokenizer gives other tokens to a text."""
+    """Raise `WakefulError` where a folder's tokenizer and `tokenizer` encode a text differently."""
     if type(tokenizer).__module__.startswith("transformers_modules"):
-        return  # its code is beside it, and is not run
+        return  # its code lies in the folder, and is not run
     expected = tokenizer.encode(_SAMPLE)
     if isinstance(tokenizer, Tokenizer):
         expected = [*tokenizer.opening, *expected, *tokenizer.closing]
-    read = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if read.encode(_SAMPLE) != expected:
+    written = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if written.encode(_SAMPLE) != expected:
         raise WakefulError("its tokenizer gives other tokens to a text than the model's own")
 
 
-def _tokens(read: nn.Module, expected: nn.Module) -> Int[Tensor, "B L"]:
-    """Return random tokens that both models have, reaching past a window that is near."""
-    models = [read, expected]
+def _draw_common_tokens(first: nn.Module, second: nn.Module) -> Int[Tensor, "B L"]:
+    """Draw random tokens (B, L) that two models can read: of both vocabularies, within both
+    contexts and, where a sliding window is short, longer than it.
+    """
+    models = [first, second]
     rows = min(embedding_rows(model) for model in models)
-    context = min(_limit(model, "max_position_embeddings", "context") for model in models)
-    window = min(_limit(model, "sliding_window", "window") for model in models)
-    past = window + _TOKENS[1] // 2
-    shape = (1, past) if past <= _LONGEST else _TOKENS
-    draw = torch.Generator().manual_seed(0)
-    return torch.randint(rows, (shape[0], min(shape[1], context)), generator=draw)
+    context = min(_config_limit(model, "max_position_embeddings", "context") for model in models)
+    window = min(_config_limit(model, "sliding_window", "window") for model in models)
+    length = window + _TOKENS[1] // 2
+    shape = (1, length) if length <= _LONGEST else _TOKENS
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(rows, (shape[0], min(shape[1], context)), generator=generator)
 
 
 def embedding_rows(model: nn.Module) -> int:
-    """Return how many tokens a model has embeddings of."""
+    """Return the number of rows of a model's embedding."""
     decoder = as_decoder(model)
-    embedding: Any = model if decoder is None else decoder.embed
-    return len((embedding.get_input_embeddings() if decoder is None else embedding).weight)
+    embedding: Any = model.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore
+    return len(embedding.weight)
 
 
-def _limit(model: nn.Module, hf_field: str, own_field: str) -> int:
-    """Return a number of tokens that a configuration says; a large one where it says none."""
+def _config_limit(model: nn.Module, hf_field: str, decoder_field: str) -> int:
+    """Return a limit in tokens from a model's configuration, by its name in Transformers and in our
+    decoder; 2³⁰ where the configuration has none.
+    """
     decoder = as_decoder(model)
-    config: Any = model.config if decoder is None else decoder.config
     if decoder is None:
-        config = config.get_text_config(decoder=True)
-    limit = getattr(config, hf_field if decoder is None else own_field, None)
+        config: Any = model.config
+        limit = getattr(config.get_text_config(decoder=True), hf_field, None)
+    else:
+        limit = getattr(decoder.config, decoder_field, None)
     return limit if isinstance(limit, int) and limit > 0 else 2**30
 
 
 @torch.no_grad()
-def _logits(
-    model: nn.Module, tokens: Int[Tensor, "B L"], around: AbstractContextManager[Any] | None = None
+def _float32_logits(
+    model: nn.Module, tokens: Int[Tensor, "B L"], context: AbstractContextManager[Any] | None = None
 ) -> Tensor:
-    """Return the last logits of tokens, computed in float32 whatever weights are stored in."""
+    """Return the last logits of tokens, computed in float32 whatever type the weights have, and
+    inside another context if one is given.
+    """
     first = next(model.parameters(), None)
     device = tokens.device if first is None else first.device
-    short = any(parameter.element_size() == 2 for parameter in model.parameters())
-    exact = change_attributes(exact_rotary_frequencies(model))  # which no file has
-    with evaluating(model), exact, InFloat32() if short else nullcontext(), around or nullcontext():
+    has_16_bits = any(parameter.element_size() == 2 for parameter in model.parameters())
+    widened = InFloat32() if has_16_bits else nullcontext()
+    exact = change_attributes(exact_rotary_frequencies(model))  # no file stores them
+    with evaluating(model), exact, widened, context or nullcontext():
         return last_logits(model, tokens.to(device)).float().cpu()
 
 
-def _by_types(folder: Path) -> Callable[[Tensor], Tensor]:
-    """Return how weights are rounded in a folder's files: to the type that most of them have."""
+def _rounding_of_files(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Return the function that rounds a weight to the type of most weights in a folder's files."""
     with Shards(folder) as tensors:
         dtype = tensors.stored
     return lambda weight: weight if dtype is None else weight.to(dtype)

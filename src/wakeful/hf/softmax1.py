@@ -43,41 +43,45 @@ _UNSUPPORTED = {
     "cache": "got a paged cache",
 }
 _HIDDEN = -1e9
-"""An additive mask at or below this hides a pair; float16 has no such number, so its least does."""
+"""Value of an additive mask at or below which a pair of tokens is hidden; in float16, whose range
+ends before, its least value."""
 _FIELD = "attn_implementation"
 """Field of config.json that Transformers reads, and never writes itself."""
 
 
 def register_softmax1() -> None:
-    """Add `SOFTMAX1` to Transformers' public registries of attention and mask functions, and
-    have configurations that name it write it.
+    """Register `SOFTMAX1` in Transformers' public registries of attention and mask functions, and
+    make configurations that choose it write it to config.json.
 
-    No model changes until it is asked for by name. `import wakeful.hf` calls this, so that the name
-    is known wherever it could be written; calling it again changes nothing.
+    Models that do not choose it by name stay as they are. `import wakeful.hf` calls this, so that
+    every process that can save such a model knows the name; calling it again changes nothing.
     """
     AttentionInterface.register(SOFTMAX1, softmax1_attention_forward)
     AttentionMaskInterface.register(SOFTMAX1, sdpa_mask)
     to_dict = PreTrainedConfig.to_dict
     if not hasattr(to_dict, "writes_softmax1"):  # Transformers has no registry for this
-        PreTrainedConfig.to_dict = _writing_softmax1(to_dict)
+        PreTrainedConfig.to_dict = _add_softmax1_field(to_dict)
 
 
-def _writing_softmax1(to_dict: Any) -> Any:
-    """Return a `PreTrainedConfig.to_dict` whose table has `_FIELD` where softmax-1 is chosen."""
+def _add_softmax1_field(to_dict: Any) -> Any:
+    """Wrap `PreTrainedConfig.to_dict` so that its table has the field `attn_implementation` where
+    the configuration chooses softmax-1.
+    """
 
     @functools.wraps(to_dict)
-    def writing(config: PreTrainedConfig) -> dict[str, Any]:
+    def to_dict_with_softmax1(config: PreTrainedConfig) -> dict[str, Any]:
         table, choice = to_dict(config), softmax1_choice(config)
         return table if choice is None else table | {_FIELD: choice}
 
-    writing.writes_softmax1 = True  # pyright: ignore[reportAttributeAccessIssue]
-    return writing
+    to_dict_with_softmax1.writes_softmax1 = True  # pyright: ignore[reportAttributeAccessIssue]
+    return to_dict_with_softmax1
 
 
 def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
-    """Return the `attn_implementation` that asks for softmax-1 where a configuration has it.
+    """Return the value of `attn_implementation` by which a configuration chooses softmax-1.
 
-    That is `SOFTMAX1`, a table of the parts that have it ("" is the whole), or None.
+    It is the name `SOFTMAX1`; for a model of several parts (`sub_configs`) a table of the parts
+    that choose it, where "" stands for the whole model; or None where nothing chooses it.
     """
     parts: dict[str, Any] = {}
     for key in config.sub_configs:
@@ -91,12 +95,12 @@ def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
 
 
 def check_softmax1(model: PreTrainedModel) -> None:
-    """Check that a model asked for `SOFTMAX1` computes softmax-1, not its own softmax.
+    """Check that a model with `attn_implementation` = `SOFTMAX1` computes softmax-1.
 
-    Some architectures (Bloom, for one) never look up their attention function and take any name.
+    Some architectures (such as Bloom) accept any name and never look up their attention function.
 
     Raises:
-        WakefulError: the model was not asked for it, or its architecture ignores the request.
+        WakefulError: the model has another `attn_implementation`, or its architecture ignores it.
     """
     chosen = model.config._attn_implementation
     if chosen != SOFTMAX1:
@@ -122,26 +126,27 @@ def softmax1_attention_forward(
     s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Return softmax-1 attention (B, L, H, d), called by a model in place of its own.
+    """Compute softmax-1 attention (B, L, H, d); a Transformers model calls it as its attention
+    function.
 
     `query` is (B, H, L, d), `key` and `value` (B, G, S, d), `s_aux` (H,) the logarithms of a
-    model's own sinks, 0 where it has none. A mask (B or 1, 1, L, S), boolean or
-    additive, decides who sees whom; without one the module is causal or sees everything, by the
-    rules of Transformers' "sdpa".
+    model's learned sinks, by default 0. A mask (B or 1, 1, L, S), boolean or additive, says which
+    keys each query attends to; without one, attention is causal or full by the rules of
+    Transformers' "sdpa".
 
     Raises:
-        WakefulError: the model needs something that softmax-1 here does not have; nothing that
-            reaches this function is ignored silently. (GPT-2 keeps `output_attentions=True` of a
-            single call to itself and returns an empty tuple, as it does with "sdpa".)
+        WakefulError: the model passes an argument that is not supported here, such as dropout; none
+            is ignored. (GPT-2 does not pass on `output_attentions=True` of a single call, and
+            returns an empty tuple, as it does with "sdpa".)
     """
-    _refuse(module, query, value, s_aux, dropout, kwargs)
+    _check_arguments(module, query, value, s_aux, dropout, kwargs)
     queries, keys = query.shape[2], key.shape[2]
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     sink = query.new_zeros(query.shape[1]) if s_aux is None else s_aux.to(query)
     if attention_mask is not None:
-        keep = _keep(module, attention_mask, queries, keys)
+        keep = _to_boolean_mask(module, attention_mask, queries, keys)
         return attend(q, k, v, scale=scale, sink=sink, keep=keep), None
     window = kwargs.get("sliding_window")
     if isinstance(window, int) and window < keys:
@@ -150,13 +155,13 @@ def softmax1_attention_forward(
             f"says so: {SOFTMAX1} needs the mask"
         )
     if causal and queries > 1:
-        # A static cache that was empty: what lies past the queries is not written yet.
+        # An empty static cache was filled: its keys past the queries are not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
     check_kernel(q)
     return attend_with_sink(q, k, v, sink, None, False, scale), None
 
 
-def _refuse(
+def _check_arguments(
     module: nn.Module,
     query: Tensor,
     value: Tensor,
@@ -164,6 +169,9 @@ def _refuse(
     dropout: float,
     kwargs: dict[str, object],
 ) -> None:
+    """Raise `WakefulError` for arguments of an attention function that softmax-1 cannot serve:
+    dropout, options of `_UNSUPPORTED`, attention weights as output, or unusual shapes.
+    """
     name = type(module).__name__
     if dropout:
         raise WakefulError(
@@ -190,8 +198,14 @@ def _refuse(
         )
 
 
-def _keep(module: nn.Module, mask: Tensor, queries: int, keys: int) -> Tensor:
-    """Return a boolean mask (B or 1, L, S) for a boolean or additive one (B or 1, 1, L, S)."""
+def _to_boolean_mask(module: nn.Module, mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Convert a boolean or additive mask (B or 1, 1, L, S) to a boolean one (B or 1, L, S), true
+    where a query attends to a key.
+
+    Raises:
+        WakefulError: the mask has another shape, or an additive one holds finite biases. While a
+            graph is traced the biases are checked when the graph runs.
+    """
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-1] != keys:
         raise WakefulError(
             f"{SOFTMAX1} needs one mask (batch, 1, {queries}, {keys}) for all heads, and "
@@ -199,15 +213,15 @@ def _keep(module: nn.Module, mask: Tensor, queries: int, keys: int) -> Tensor:
         )
     if mask.dtype != torch.bool:
         hidden = mask <= max(_HIDDEN, torch.finfo(mask.dtype).min)
-        plain = (hidden | (mask == 0)).all()
+        has_no_bias = (hidden | (mask == 0)).all()
         problem = (
             f"{SOFTMAX1} takes masks that show or hide a token, and the one of "
             f"{type(module).__name__} holds a bias between the two"
         )
-        if is_readable(plain):
-            if not bool(plain):
+        if is_readable(has_no_bias):
+            if not bool(has_no_bias):
                 raise WakefulError(problem)
         else:
-            torch._assert_async(plain, problem)  # the graph checks it when it runs
+            torch._assert_async(has_no_bias, problem)  # the graph checks it when it runs
         mask = ~hidden
     return mask[:, 0].expand(-1, queries, -1)

@@ -1,9 +1,9 @@
-"""Rotations that run with the model, as a `transform_config` of compressed-tensors tells of them.
+"""Online rotations of a model's activations, as compressed-tensors' `transform_config` stores them.
 
-Whoever reads it multiplies a layer's inputs or outputs x by M / √n, where M (n, n) lies among the
-weights once for all layers of a kind. vLLM does. Transformers (5.23) drops the field without a word
-and runs another function, so such a folder has a `quantization_status` that it refuses, and that
-nobody else reads.
+A reader of the field multiplies a layer's inputs or outputs x by M / √n, where M (n, n) is stored
+among the weights, once for all layers of a kind. vLLM does. Transformers (5.23) silently ignores
+the field and runs another function, so such a folder has a `quantization_status` that Transformers
+refuses, and that no other reader looks at.
 """
 
 import math
@@ -19,24 +19,29 @@ from wakeful.parts.orthoadam import transform, transform_factors
 
 FIELD = "transform_config"
 STATUS = "needs transform_config: vLLM or wakeful"
-"""Value of `quantization_status` where a model without its transforms would be another one."""
+"""Value of `quantization_status` that keeps Transformers from loading a model without its
+transforms."""
 _GROUP = "inner"
-_SIZED = {"input": "in_features", "output": "out_features"}
-"""Attribute that gives a matrix's size, by where it acts while the model runs."""
-_BEFORE = ("weight_input", "weight_output")
-"""Places where it was applied before the weights were stored."""
+_SIZE_ATTRIBUTES = {"input": "in_features", "output": "out_features"}
+"""Attribute of a linear layer that gives a transform's size, by the transform's location."""
+_FOLDED = ("weight_input", "weight_output")
+"""Locations of transforms that are folded into the stored weights."""
 
 
 def make_transform_config(
     layers: Sequence[str], matrix: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the field and the tensors by which all `layers`, of one last name, read x `matrix`.
+    """Return the `transform_config` by which `layers` multiply their inputs x by `matrix` (n, n),
+    and the tensors to store for it.
 
-    The type is `random-hadamard` also for a Hadamard matrix, since vLLM has no kernel for the type
-    `hadamard` on a CPU, and of `random-matrix` it divides by √n, which compressed-tensors does not.
+    The names of all layers end alike, such as "mlp.down_proj". The type is `random-hadamard` also
+    for a Hadamard matrix: vLLM has no kernel of type `hadamard` on a CPU, and divides a
+    `random-matrix` by √n, which compressed-tensors does not.
     """
-    last = ".".join(layers[0].rsplit(".", 2)[-2:]).replace(".", r"\.")
-    apply = {"targets": [rf"re:.*\.{last}$"], "location": "input", "inverse": False, "ignore": []}
+    name_end = ".".join(layers[0].rsplit(".", 2)[-2:]).replace(".", r"\.")
+    apply = {
+        "targets": [rf"re:.*\.{name_end}$"], "location": "input", "inverse": False, "ignore": [],
+    }  # fmt: skip
     group = {"type": "random-hadamard", "apply": [apply], "randomize": False, "head_dim": None,
              "requires_grad": False, "precision": "torch.float32"}  # fmt: skip
     stored = {f"{layers[0]}.{_GROUP}_input.weight": matrix * math.sqrt(len(matrix))}
@@ -44,14 +49,16 @@ def make_transform_config(
 
 
 def transforms_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the groups of a configuration's field, none where it has no such field."""
+    """Return the groups of a configuration's `transform_config`; {} without one."""
     quantized = getattr(config, "quantization_config", None)
     field = quantized.get(FIELD) if isinstance(quantized, dict) else None
     return (field or {}).get("config_groups") or {}
 
 
 def remove_transforms(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a configuration without its transforms, changed in place."""
+    """Remove `transform_config` from a configuration, in place, so that Transformers loads the
+    model; return the configuration.
+    """
     quantized: dict[str, Any] = config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     del quantized[FIELD]
     if quantized.get("quantization_status") == STATUS:
@@ -59,8 +66,8 @@ def remove_transforms(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-class _Turn(nn.Module):
-    """x M on every run of as many channels as M has rows."""
+class _Rotation(nn.Module):
+    """Multiplication of each group of n channels of x by a matrix M (n, n)."""
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
@@ -69,16 +76,16 @@ class _Turn(nn.Module):
     matrix: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(-1, (-1, len(self.matrix))).to(self.matrix.dtype)
-        return (parts @ self.matrix).flatten(-2).to(x.dtype)
+        groups = x.unflatten(-1, (-1, len(self.matrix))).to(self.matrix.dtype)
+        return (groups @ self.matrix).flatten(-2).to(x.dtype)
 
 
-def _turn_input(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return layer.get_submodule("turn_input")(args[0]), *args[1:]
+def _rotate_input(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return layer.get_submodule("input_rotation")(args[0]), *args[1:]
 
 
-def _turn_output(layer: nn.Module, _args: object, output: Tensor) -> Tensor:
-    return layer.get_submodule("turn_output")(output)
+def _rotate_output(layer: nn.Module, _args: object, output: Tensor) -> Tensor:
+    return layer.get_submodule("output_rotation")(output)
 
 
 def attach_transforms(
@@ -86,22 +93,25 @@ def attach_transforms(
 ) -> None:
     """Make a model's layers apply the transforms of `groups`, with matrices from `tensors`.
 
+    `groups` are the `config_groups` of a `transform_config`; `source` names the model in errors.
+
     Raises:
-        WakefulError: a transform is of an unsupported kind, or its matrix is missing.
+        WakefulError: a transform is of an unsupported type or location, or its matrix is missing.
     """
     for name, group in groups.items():
         if group.get("type") not in ("hadamard", "random-hadamard") or group.get("randomize"):
-            raise _refusal(source, name, f"is {group.get('type')!r}, of which readers differ")
+            problem = f"is {group.get('type')!r}, which readers interpret differently"
+            raise _transform_error(source, name, problem)
         for args in group["apply"]:
-            where = args["location"]
-            if where in _BEFORE:
+            location = args["location"]
+            if location in _FOLDED:
                 continue
-            if where not in _SIZED:
-                raise _refusal(source, name, f"acts on {where}")
-            _attach(model, f"{name}_{where}", group, args, tensors, source)
+            if location not in _SIZE_ATTRIBUTES:
+                raise _transform_error(source, name, f"acts on {location}")
+            _attach_transform(model, f"{name}_{location}", group, args, tensors, source)
 
 
-def _attach(
+def _attach_transform(
     model: PreTrainedModel,
     name: str,
     group: Mapping[str, Any],
@@ -109,34 +119,44 @@ def _attach(
     tensors: Mapping[str, Tensor],
     source: str,
 ) -> None:
+    """Make the layers that one entry (`args`) of a transform's `apply` list names rotate their
+    inputs or outputs.
+
+    The matrix is stored under `name`; of type "hadamard" it is computed where none is stored.
+    """
     from compressed_tensors.utils import match_named_modules  # noqa: PLC0415  # Transformers has read the model by it
 
-    where = args["location"]
-    stored = [tensors[matrix] for matrix in tensors if matrix.endswith(f".{name}.weight")]
-    transforms = {len(matrix): _Turn(_full_matrix(matrix, args)) for matrix in stored}
+    location = args["location"]
+    matrices = [tensors[key] for key in tensors if key.endswith(f".{name}.weight")]
+    rotations = {len(matrix): _Rotation(_normalize_matrix(matrix, args)) for matrix in matrices}
     matches = list(match_named_modules(model, args["targets"], args.get("ignore") or []))
     if not matches:
-        raise _refusal(source, name, f"names no layer: {args['targets']}")
+        raise _transform_error(source, name, f"names no layer: {args['targets']}")
     for path, layer in matches:
-        width = group.get("head_dim") or getattr(layer, _SIZED[where])
-        if width not in transforms:
+        width = group.get("head_dim") or getattr(layer, _SIZE_ATTRIBUTES[location])
+        if width not in rotations:
             if group["type"] != "hadamard" or width & (width - 1):
-                raise _refusal(source, name, f"has no matrix of {width} channels for {path}")
+                problem = f"has no matrix of {width} channels for {path}"
+                raise _transform_error(source, name, problem)
             factors = transform_factors(width, torch.device("cpu"), torch.float32)
-            transforms[width] = _Turn(transform(torch.eye(width), factors))
-        layer.add_module(f"turn_{where}", transforms[width])
-        if where == "input":
-            layer.register_forward_pre_hook(_turn_input, prepend=True)
+            rotations[width] = _Rotation(transform(torch.eye(width), factors))
+        layer.add_module(f"{location}_rotation", rotations[width])
+        if location == "input":
+            layer.register_forward_pre_hook(_rotate_input, prepend=True)
         else:
-            layer.register_forward_hook(_turn_output)
+            layer.register_forward_hook(_rotate_output)
 
 
-def _full_matrix(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
+def _normalize_matrix(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
+    """Return the orthogonal matrix of a stored one (n, n), which is √n times it; transposed where
+    `args` asks for the inverse.
+    """
     matrix = stored.float() / math.sqrt(len(stored))
     return matrix.T.contiguous() if args.get("inverse") else matrix
 
 
-def _refusal(source: str, name: str, why: str) -> WakefulError:
+def _transform_error(source: str, name: str, problem: str) -> WakefulError:
     return WakefulError(
-        f"{source}: {name} of {FIELD} {why}: load the model that was quantized, or serve it by vLLM"
+        f"{source}: {name} of {FIELD} {problem}: load the model that was quantized, or serve it by "
+        "vLLM"
     )

@@ -1,9 +1,8 @@
 """Weights in: a model of Transformers, in files, in a GGUF file or in memory, as our `Decoder`."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +33,14 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def convert_hf_model(model: nn.Module, max_length: int = 0) -> Decoder:
-    """Return a model of Transformers as our decoder, which shares its weights.
+    """Convert a Transformers model to our decoder, which shares its weights.
 
-    Whether the two are the same function, `agreement` finds. A `max_length` that is not 0 is the
+    `compare_logits` checks that the two compute the same function. `max_length`, if not 0, is the
     decoder's context.
 
     Raises:
-        WakefulError: our decoder cannot be it (the field of its configuration is named), or not
-            with the attention function that the model was given.
+        WakefulError: our decoder cannot represent the model (the field of its configuration is
+            named) or the attention function that the model was given.
     """
     assert isinstance(model, PreTrainedModel)
     refuse_adapters(model)
@@ -51,39 +50,46 @@ def convert_hf_model(model: nn.Module, max_length: int = 0) -> Decoder:
             "take the model before it was quantized"
         )
     first = next(model.parameters())
-    family, description = convert_hf_config(model.config, max_length)
-    description = _attending(model, description)
-    if description.tied or model.get_output_embeddings() is not None:
-        description = dataclasses.replace(description, tied=shares_head(model))
+    family, config = convert_hf_config(model.config, max_length)
+    config = _set_attention_normalizer(model, config)
+    if config.tied or model.get_output_embeddings() is not None:
+        config = dataclasses.replace(config, tied=shares_head(model))
     path = Path(type(model).__name__)
     tensors = model.state_dict()
-    return _fill_decoder(description, family, tensors, path, first.dtype, first.device).eval()
+    return _fill_decoder(config, family, tensors, path, first.dtype, first.device).eval()
 
 
 def read_exported_decoder(
     folder: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
-    """Return the model of an exported folder of our own class."""
-    family, description = convert_hf_config(read_config(folder), max_length)
+    """Load the decoder from a folder that was exported as our own Transformers class.
+
+    `max_length` 0 keeps the model's context, and `dtype` None the stored types.
+    """
+    family, config = convert_hf_config(read_config(folder), max_length)
     with Shards(folder) as tensors:
-        return _fill_decoder(description, family, tensors, folder, dtype, device)
+        return _fill_decoder(config, family, tensors, folder, dtype, device)
 
 
 def read_gguf_decoder(
     path: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
-    """Return the model of a GGUF file that wakeful wrote."""
-    own = read_gguf_config(path)
-    assert own is not None
-    family, description = convert_hf_config(stock_architecture(own)[1], max_length)
-    return _fill_decoder(description, family, gguf_tensors(path, own), path, dtype, device)
+    """Load the decoder from a GGUF file that wakeful wrote.
+
+    `max_length` 0 keeps the model's context, and `dtype` None gives float32.
+    """
+    stored_config = read_gguf_config(path)
+    assert stored_config is not None
+    family, config = convert_hf_config(stock_architecture(stored_config)[1], max_length)
+    tensors = gguf_tensors(path, stored_config)
+    return _fill_decoder(config, family, tensors, path, dtype, device)
 
 
 def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
-    """Return a configuration's family and what our decoder is called to be by it.
+    """Convert a Transformers configuration to ours; return its family of architectures with it.
 
     Raises:
-        WakefulError: our decoder cannot be it, or its weights are quantized.
+        WakefulError: our decoder cannot represent the model, or its weights are quantized.
     """
     method = quantization_method(config)
     if method not in ("", *UNPACKED):
@@ -110,19 +116,24 @@ def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Fa
         ) from None
 
 
-def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
-    """Return the description with the normalizer of the attention function that a model calls."""
+def _set_attention_normalizer(model: PreTrainedModel, config: ModelConfig) -> ModelConfig:
+    """Return our configuration with the normalizer that the model's `attn_implementation` computes:
+    softmax-1 for ours, the configuration's own for Transformers' implementations.
+
+    Raises:
+        WakefulError: the implementation is of neither, or the model has another normalizer than
+            softmax beside softmax-1.
+    """
     name = model.config.get_text_config(decoder=True)._attn_implementation
     if model.config.model_type == WakefulConfig.model_type or name in (None, "eager"):
-        return description
+        return config
     if name == SOFTMAX1:
-        if description.normalizer != "softmax":
+        if config.normalizer != "softmax":
             raise WakefulError(
                 f"our decoder cannot be a {model.config.model_type} with attn_implementation = "
-                f"{SOFTMAX1!r}: its own normalizer is {description.normalizer}; load it without "
-                "that"
+                f"{SOFTMAX1!r}: its own normalizer is {config.normalizer}; load it without that"
             )
-        return dataclasses.replace(description, normalizer="softmax1")
+        return dataclasses.replace(config, normalizer="softmax1")
     function = AttentionInterface().get(name)
     if not getattr(function, "__module__", "").startswith("transformers."):
         raise WakefulError(
@@ -130,62 +141,75 @@ def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
             "which is not one of Transformers' own: set_attn_implementation('sdpa') gives the "
             "model the ordinary softmax"
         )
-    return description
+    return config
 
 
 def _fill_decoder(
-    description: ModelConfig,
+    config: ModelConfig,
     family: Family,
     tensors: Mapping[str, Tensor],
     path: Path,
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> Decoder:
-    """Return a decoder that holds the tensors themselves: no weight is made and then replaced."""
-    decoder = build_on_meta(description, len(tensors), path)
-    links = {link.hf_name: link for link in family.links(description)}
-    stored = _stored_names(family, links.keys(), tensors, tied=description.tied)
-    empty = dict(decoder.named_parameters())
+    """Build a decoder on the meta device and set its parameters to a checkpoint's tensors.
+
+    `tensors` are by their names in checkpoints of `family`; `dtype` None keeps their types. `path`
+    names the checkpoint in errors.
+
+    Raises:
+        WakefulError: a tensor is missing, unexpected, or of another shape than the configuration's.
+    """
+    decoder = build_on_meta(config, len(tensors), path)
+    links = {link.hf_name: link for link in family.links(config)}
+    checkpoint_names = _match_names(family, links.keys(), tensors, tied=config.tied)
+    parameters = dict(decoder.named_parameters())
     for name, link in links.items():
-        tensor = read_floats(tensors, stored[name]).to(dtype=dtype)
-        expected = link.join([empty[own_name] for own_name in link.own_names]).shape
+        tensor = read_floats(tensors, checkpoint_names[name]).to(dtype=dtype)
+        expected = link.join([parameters[part] for part in link.decoder_names]).shape
         if tensor.shape != expected:
             raise WakefulError(
-                f"the tensor {stored[name]} has shape {tuple(tensor.shape)}, and the configuration "
-                f"makes it {tuple(expected)}"
+                f"the tensor {checkpoint_names[name]} has shape {tuple(tensor.shape)}, and the "
+                f"configuration makes it {tuple(expected)}"
             )
-        for own_name, part in zip(link.own_names, link.split(tensor), strict=True):
-            owner, _, key = own_name.rpartition(".")
-            # A part that `split` widened stays so: Gemma's norms, stored less one.
-            ready = part.to(device=device).contiguous()
-            setattr(decoder.get_submodule(owner), key, nn.Parameter(ready, requires_grad=False))
-    if description.tied:
+        for decoder_name, part in zip(link.decoder_names, link.split(tensor), strict=True):
+            owner, _, key = decoder_name.rpartition(".")
+            # A part that `split` widened keeps its type: Gemma's norms, stored minus one.
+            values = part.to(device=device).contiguous()
+            setattr(decoder.get_submodule(owner), key, nn.Parameter(values, requires_grad=False))
+    if config.tied:
         decoder.head.weight = decoder.embed.weight
-    missed = [name for name, parameter in decoder.named_parameters() if parameter.is_meta]
-    assert not missed, missed
+    unset = [name for name, parameter in decoder.named_parameters() if parameter.is_meta]
+    assert not unset, unset
     return decoder.to(device)
 
 
-def _stored_names(
-    family: Family, shapes: Any, tensors: Mapping[str, Tensor], *, tied: bool
+def _match_names(
+    family: Family, link_names: Collection[str], tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
-    """Return what each wanted tensor is called where it is stored."""
-    stored: dict[str, str] = {}
-    for name in tensors:
-        own_name = family.name(name)
-        if own_name in shapes:
-            stored[own_name] = name
-        elif not family.ignores(name) and not (tied and own_name == family.head):
+    """Return the checkpoint's name of every tensor in `link_names`.
+
+    Raises:
+        WakefulError: the checkpoint lacks one of them, or has a tensor that is neither among them
+            nor a constant nor the head of a model with a tied head.
+    """
+    checkpoint_names: dict[str, str] = {}
+    for checkpoint_name in tensors:
+        link_name = family.link_name(checkpoint_name)
+        if link_name in link_names:
+            checkpoint_names[link_name] = checkpoint_name
+        elif not family.ignores(checkpoint_name) and not (tied and link_name == family.head):
             raise WakefulError(
-                f"the checkpoint has a tensor {name}, and the configuration gives it no place"
+                f"the checkpoint has a tensor {checkpoint_name}, and the configuration gives it no "
+                "place"
             )
-    missing = [name for name in shapes if name not in stored]
+    missing = [name for name in link_names if name not in checkpoint_names]
     if missing:
-        first = family.stored(missing[0])
+        first = family.checkpoint_name(missing[0])
         raise WakefulError(
             f"the checkpoint has no tensor {first}, nor {len(missing) - 1} others that the "
             "configuration needs: is a shard missing?"
             if len(missing) > 1
             else f"the checkpoint has no tensor {first}, which the configuration needs"
         )
-    return stored
+    return checkpoint_names

@@ -59,27 +59,27 @@ def export_decoder(
 ) -> str:
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
-    It is a stock architecture where the decoder is exactly one once it is folded, and Transformers
-    reads the tokenizer beside it, else our own class with its code, for `trust_remote_code=True`.
-    Weights are rounded to `dtype`; with `types` none is rounded: see `as_in_files`. A
-    file of weights holds at most `shard`. `card` becomes README.md. It is read
-    back before it has its name (`read_back`).
+    The model is written as a stock architecture where the folded decoder is exactly one and
+    Transformers reads the tokenizer beside it, else as our own class with its code, for
+    `trust_remote_code=True`. Weights are rounded to `dtype`; with `types` none is rounded (see
+    `to_file_type`). A file of weights holds at most `shard`. `card` becomes README.md. The written
+    folder is loaded and compared with the decoder before it gets its name (`read_back`).
 
     Raises:
-        WakefulError: the folder exists, or it cannot be written, or not be read back.
+        WakefulError: the folder exists, or it cannot be written or read back.
     """
-    kind, config, tokenizer = architecture_to_write(decoder.config, tokenizer)
-    tensors = hf_tensors(decoder, kind, dtype, types)
+    model_type, config, tokenizer = architecture_to_write(decoder.config, tokenizer)
+    tensors = hf_tensors(decoder, model_type, dtype, types)
     config.dtype = dtype
     with create_folder(Path(folder), card) as part:
         write_texts(tokenizer, part, config, decoder.config.vocab_size)
-        if kind == WakefulConfig.model_type:
+        if model_type == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
         write_config(config, part)
         write_tensors(tensors, part, shard)
         read_back(part, decoder, tokenizer=tokenizer)
-    return kind
+    return model_type
 
 
 def save_stock(
@@ -91,10 +91,12 @@ def save_stock(
     types: Mapping[str, torch.dtype] | None = None,
     card: str = "",
 ) -> str:
-    """Write a Transformers model as its own architecture, whole or not at all; return its type.
+    """Write a Transformers model as a folder of its own architecture, whole or not at all; return
+    its `model_type`.
 
-    Weights are rounded to `dtype`, or its own; with `types` none is rounded: see `as_in_files`.
-    It is read back before it has its name.
+    Weights are rounded to `dtype` (None: the model's type); with `types` none is rounded (see
+    `to_file_type`). The written folder is loaded and compared with the model before it gets its
+    name (`read_back`).
 
     Raises:
         WakefulError: the folder exists, it cannot be read back, or Transformers reads another
@@ -125,16 +127,19 @@ def save_stock(
 def architecture_to_write(
     config: ModelConfig, tokenizer: Tokenizer
 ) -> tuple[str, PreTrainedConfig, Tokenizer]:
-    """Return the result of `stock_architecture`, or our own architecture where Transformers would
-    read another tokenizer beside the stock one; and the tokenizer as it is read there.
+    """Choose the architecture to write a decoder as; return its `model_type`, its configuration and
+    the tokenizer to write beside it.
+
+    It is the one of `stock_architecture`, or our own class where Transformers would read another
+    tokenizer beside the stock one.
 
     Raises:
-        WakefulError: Transformers reads it in neither.
+        WakefulError: Transformers reads another tokenizer beside both.
     """
-    for kind, hf_config in (stock_architecture(config), _own(config)):
+    for model_type, hf_config in (stock_architecture(config), _wakeful_architecture(config)):
         written_tokenizer = readable_tokenizer(tokenizer, hf_config)
         if written_tokenizer is not None:
-            return kind, hf_config, written_tokenizer
+            return model_type, hf_config, written_tokenizer
     raise WakefulError(
         "the tokenizer cannot be written: Transformers reads another one of its files; give the "
         "model one that Transformers loads"
@@ -142,43 +147,48 @@ def architecture_to_write(
 
 
 def stock_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
-    """Return the stock architecture that the decoder is once folded, or our own, and its name."""
+    """Return the `model_type` and configuration of the Transformers architecture that computes the
+    same function as the folded decoder; our own class where there is none.
+    """
     plain = folded_config(config)
     for family in STOCK:
         hf_config = family.to_hf_config(plain)
         try:
-            same = canonical_config(family.from_hf_config(hf_config, 0)) == canonical_config(plain)
-        except WakefulError:  # the nearest of theirs is none that we can be
+            back = family.from_hf_config(hf_config, 0)
+        except WakefulError:  # the nearest configuration cannot be converted back
             continue
-        if same:
+        if canonical_config(back) == canonical_config(plain):
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
             hf_config.architectures = [name if isinstance(name, str) else name[0]]
             return hf_config.model_type, hf_config
-    return _own(config)
+    return _wakeful_architecture(config)
 
 
-def _own(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
+def _wakeful_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
 def hf_tensors(
     decoder: Decoder,
-    kind: str,
+    model_type: str,
     dtype: torch.dtype,
     types: Mapping[str, torch.dtype] | None = None,
 ) -> dict[str, Tensor]:
-    """Return a decoder's weights as checkpoints of the architecture `kind` name them, in the types
-    of `as_in_files`.
+    """Return a decoder's weights by their names in checkpoints of the architecture `model_type`, in
+    the types that `to_file_type` chooses from `dtype` and `types`.
+
+    Raises:
+        WakefulError: a value is not finite in its type.
     """
-    family = FAMILIES[kind]
-    if kind != WakefulConfig.model_type:
+    family = FAMILIES[model_type]
+    if model_type != WakefulConfig.model_type:
         decoder = folded(decoder)
-    own_tensors = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
-    own_tensors |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
+    decoder_tensors = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
+    decoder_tensors |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
     tensors: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
-        name = family.stored(link.hf_name)
-        joined = link.join([own_tensors[part].detach() for part in link.own_names])
+        name = family.checkpoint_name(link.hf_name)
+        joined = link.join([decoder_tensors[part].detach() for part in link.decoder_names])
         tensors[name] = to_file_type(joined, name, dtype, types).contiguous()
         if not is_finite(tensors[name]):
             raise WakefulError(
@@ -189,56 +199,65 @@ def hf_tensors(
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Write config.json, with rotary positions in the fields of older readers too.
+    """Write config.json, with RoPE's parameters also in the fields that older readers know.
 
-    Transformers 5 says them in `rope_parameters`. Who knows `rope_theta` alone (mlx-lm 0.32,
-    Transformers 4) would take a base of 10,000 without a word. `output_attentions` is left out:
-    Transformers writes no configuration that has it beside SDPA.
+    Transformers 5 writes them as `rope_parameters`. A reader that knows `rope_theta` alone (mlx-lm
+    0.32, Transformers 4) would silently use a base of 10,000. `output_attentions` is left out:
+    Transformers refuses to write it beside SDPA.
     """
     vars(config)["_output_attentions"] = False
     config.save_pretrained(folder)
     file = folder / "config.json"
     table = json.loads(file.read_text("utf-8"))
-    text = table.get("text_config")  # of a model that reads more than text
-    rope_parts = [
-        part for part in (table, text) if isinstance(part, dict) and part.get("rope_parameters")
+    text_table = table.get("text_config")  # of a model that also reads images
+    rope_tables = [
+        part
+        for part in (table, text_table)
+        if isinstance(part, dict) and part.get("rope_parameters")
     ]
-    for part in rope_parts:
-        part.update(_older(part["rope_parameters"], part["model_type"]))
-    if rope_parts:
+    for part in rope_tables:
+        part.update(_older_rope_fields(part["rope_parameters"], part["model_type"]))
+    if rope_tables:
         file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def _older(rope: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return rotary positions in the fields that preceded `rope_parameters`."""
-    kinds = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
-    if rope.keys() & kinds:  # a table for each kind of layer
+def _older_rope_fields(rope: dict[str, Any], model_type: str) -> dict[str, Any]:
+    """Convert Transformers 5's `rope_parameters` to the fields of Transformers 4's configurations
+    (`rope_theta`, `rope_scaling` and others by `model_type`).
+    """
+    base_fields = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+    if rope.keys() & base_fields:  # one table per type of layer
         fields = {
-            name: rope[layer_kind]["rope_theta"]
-            for layer_kind, name in kinds.items()
-            if layer_kind in rope
+            name: rope[layer_type]["rope_theta"]
+            for layer_type, name in base_fields.items()
+            if layer_type in rope
         }
-        if kind != "gemma3_text":  # of others Transformers 5 would take it for all there is
+        # Elsewhere Transformers 5 would apply rope_scaling to every layer.
+        if model_type != "gemma3_text":
             return fields
-        return fields | _scaling(rope["full_attention"], ("rope_theta",))
-    neox = kind == "gpt_neox"
+        return fields | _rope_scaling_field(rope["full_attention"], ("rope_theta",))
+    neox = model_type == "gpt_neox"
     names = {
         "rope_theta": "rotary_emb_base" if neox else "rope_theta",
         "partial_rotary_factor": "rotary_pct" if neox else "partial_rotary_factor",
     }
     fields = {older_name: rope[name] for name, older_name in names.items() if name in rope}
-    return fields | _scaling(rope, names)
+    return fields | _rope_scaling_field(rope, names)
 
 
-def _scaling(rope: dict[str, Any], omitted: Collection[str]) -> dict[str, Any]:
-    """Return the scaling of positions, if any, without the fields in `omitted`."""
+def _rope_scaling_field(rope: dict[str, Any], omitted: Collection[str]) -> dict[str, Any]:
+    """Return Transformers 4's field `rope_scaling`, without the entries in `omitted`; no field for
+    unscaled RoPE.
+    """
     if rope.get("rope_type", "default") == "default":
         return {}
     return {"rope_scaling": {name: rope[name] for name in rope if name not in omitted}}
 
 
 def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:
-    """Write tensors as one file, or as several of at most `shard` with their index."""
+    """Write tensors as one safetensors file, or as several of at most `shard` bytes ("2GB") with
+    their index.
+    """
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
     split = split_torch_state_dict_into_shards(
         {
@@ -257,8 +276,8 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
 
 
 def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, rows: int) -> None:
-    """Write the tokenizer's files and how to generate; name the special tokens in `config`, a pad
-    token only if it is among the `rows` of the embedding.
+    """Write the tokenizer's files and generation_config.json, and set the ids of special tokens in
+    `config`; a pad token only if it has one of the embedding's `rows`.
     """
     ids = write_tokenizer(tokenizer, folder, config.max_position_embeddings, rows)
     for name, token in ids.items():
@@ -267,19 +286,23 @@ def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, ro
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: int) -> Ids:
-    """Write the tokenizer's files; return the ids of special tokens that a configuration names:
-    all ends, where it says how to generate, and a pad token that is among `rows`.
+    """Write a tokenizer's files; return the ids of its BOS, EOS and pad tokens by the names of
+    their fields in configurations.
+
+    The ids of its generation settings, which may have several EOS tokens, precede the tokenizer's
+    own. A pad token must have one of the embedding's `rows`.
     """
     tokenizer.save(folder)
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
     generation = json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
-    begins, ends, pads = (token_ids(generation, name) for name in _IDS)
-    pad = check_pad_token(pads[0] if pads else tokenizer.pad, rows)
+    bos_ids, eos_ids, pad_ids = (token_ids(generation, name) for name in _IDS)
+    pad = check_pad_token(pad_ids[0] if pad_ids else tokenizer.pad, rows)
+    eos = eos_ids[0] if eos_ids else tokenizer.end
     ids: Ids = {
-        "bos_token_id": begins[0] if begins else tokenizer.bos,
-        "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else tokenizer.end,
+        "bos_token_id": bos_ids[0] if bos_ids else tokenizer.bos,
+        "eos_token_id": eos_ids if len(eos_ids) > 1 else eos,
         PAD: pad,
     }
     if pad is None and generation.pop(PAD, None) is not None:
@@ -288,11 +311,11 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
 
 
 def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:
-    """Return the tokenizer as Transformers reads it in a folder of such a model; None where it
-    reads another one there.
+    """Return the tokenizer, its class changed if needed, so that Transformers reads the same one
+    from a folder with this configuration; None where Transformers would read another.
 
-    Some of its classes make a tokenizer of the vocabulary alone, as their own family's is, and some
-    architectures (Qwen2's) have such a class whatever a folder names.
+    Some classes of Transformers build their family's usual tokenizer from the vocabulary alone, and
+    some architectures (Qwen2) use such a class whatever the folder names.
     """
     expected = _token_settings(tokenizer.inner)
     for candidate in (tokenizer, tokenizer.with_class("PreTrainedTokenizerFast")):
@@ -304,17 +327,20 @@ def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokeni
                     folder, local_files_only=True, trust_remote_code=False
                 )
                 plain = hf_tokenizer.encode("a", add_special_tokens=False)
-                put = special_ids_around(hf_tokenizer.encode("a"), plain)
+                surrounding = special_ids_around(hf_tokenizer.encode("a"), plain)
             except Exception:  # Transformers raises nothing narrower
                 continue
-        described = _token_settings(hf_tokenizer.backend_tokenizer)
-        if put == (tokenizer.opening, tokenizer.closing) and expected.items() <= described.items():
+        settings = _token_settings(hf_tokenizer.backend_tokenizer)
+        same_surrounding = surrounding == (tokenizer.opening, tokenizer.closing)
+        if same_surrounding and expected.items() <= settings.items():
             return candidate
     return None
 
 
 def _token_settings(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
-    """Return the tokenizer's settings that determine tokens, by part and by added token."""
+    """Return the settings by which a tokenizer gives a text its tokens: normalizer, pre-tokenizer,
+    model and decoder by name, and how each added token matches, by its id and text.
+    """
     table = json.loads(inner.to_str())
     parts: dict[Any, Any] = {name: table[name] for name in _PARTS}
     for token in table["added_tokens"]:
@@ -323,13 +349,13 @@ def _token_settings(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
 
 
 def write_generation(folder: Path, ids: Ids) -> None:
-    """Write how to generate: as the file that went along with the tokenizer says, if one did.
+    """Write generation_config.json with the ids of special tokens.
 
-    What it says stays, also what Transformers would only warn of, such as a temperature without
-    sampling.
+    Where the folder has one already, written with the tokenizer, only missing ids are added: its
+    settings stay, even those that Transformers warns of, such as a temperature without sampling.
 
     Raises:
-        WakefulError: it is damaged.
+        WakefulError: the file is damaged.
     """
     if read_generation(folder, GENERATION) is None:
         GenerationConfig(**ids).save_pretrained(folder)
@@ -343,12 +369,12 @@ def write_generation(folder: Path, ids: Ids) -> None:
 
 
 def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:
-    """Return what a folder's generation_config.json says; None where there is none.
+    """Read a folder's generation_config.json; return None where there is none.
 
-    `name` is what to call the file in messages; "" is where it is.
+    `name` is the file's name in error messages, by default its path.
 
     Raises:
-        WakefulError: it is damaged.
+        WakefulError: the file is damaged.
     """
     if not (folder / GENERATION).is_file():
         return None
@@ -365,8 +391,8 @@ def refuse_existing(folder: Path) -> None:
 
 @contextmanager
 def create_folder(folder: Path, card: str) -> Iterator[Path]:
-    """Give a folder beside `folder` to fill, with `card` as its README.md where there is one; it
-    takes its place when that is done.
+    """Yield a temporary folder beside `folder` to write to, with `card` as its README.md unless
+    that is empty; when the context ends without an error, it is renamed to `folder`.
     """
     refuse_existing(folder)
     part = temporary_path_beside(folder)

@@ -32,14 +32,15 @@ def model_card(
     done: Iterable[str] = (),
     figures: Iterable[tuple[str, str, str]] = (),
 ) -> str:
-    """Return the card of a model that is exported as Transformers' `kind` by this command.
+    """Return the model card (README.md) of a model that `command` exports as the architecture
+    `kind`, a Transformers `model_type`.
 
-    For a model derived from another, that is the `source`, `done` lists the steps, one per line,
-    and `figures` are rows of a table: name, before and after.
+    For a model derived from another (cured, converted), `source` is that one, `done` lists the
+    steps, one per line, and `figures` are rows of a table: name, before and after.
     """
     source = source or model
     run = run_at(source.path)
-    lineage, origin = _lineage_of(model, source, done)
+    lineage, origin = _describe_lineage(model, source, done)
     own = kind == WakefulConfig.model_type
     decoder, module = as_decoder(model.module), cast(Any, model.module)
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
@@ -64,18 +65,24 @@ def model_card(
 
 
 def file_lineage(model: Model, *, done: Iterable[str] = ()) -> tuple[str, str]:
-    """Return a model's lineage for a file without a card: one line, and the name of the model that
-    its weights come from (the hub's where it is there, else the bare name; "" for none).
+    """Return a model's lineage for a GGUF file, which has no model card: one line of text, and the
+    name of the model that its weights come from (its name on the hub if it is there, else the last
+    part of its path; "" for none).
     """
-    lines, origin = _lineage_of(model, model, done)
+    lines, origin = _describe_lineage(model, model, done)
     return " ".join(" ".join(lines).split()), origin if _on_hub(origin) else Path(origin).name
 
 
-def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
+def _describe_lineage(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
+    """Return paragraphs on where a model comes from, and the name of its original model ("" for
+    none).
+
+    `source` is the model that it was derived from by the steps `done`, or the model itself.
+    """
     run = run_at(source.path)
     lines = _lineage_lines(run) if run is not None else []
     lines += _format_origin(source.name, done) if source is not model or done else []
-    return lines, _origin(run) or (source.name if source is not model else "")
+    return lines, _initial_model(run) or (source.name if source is not model else "")
 
 
 def quantized_card(
@@ -86,9 +93,11 @@ def quantized_card(
     done: Iterable[str],
     figures: Iterable[tuple[str, str, str]] = (),
 ) -> str:
-    """Return the card of a quantized model of `source`, saved as compressed-tensors.
+    """Return the model card of a model that was quantized from `source` and saved as
+    compressed-tensors.
 
-    `done` lists the steps of quantization, one per line; `figures` are as in `model_card`.
+    `done` lists the steps of quantization, one per line; `figures` are rows of a table: name,
+    before and after.
     """
     about = "Read by Transformers and vLLM where compressed-tensors is installed."
     sections = [*_format_origin(source, done), *_format_figures(figures)]
@@ -99,9 +108,10 @@ def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
     commands: Sequence[str], *, trusted: bool = False, softmax1: bool = False,
 ) -> str:  # fmt: skip
-    """Return a card: metadata for the hub, a heading, code that loads the model, lineage, commands.
+    """Return a model card: metadata for the hub, a heading, code that loads the model, lineage and
+    commands.
 
-    With `trusted` that code passes `trust_remote_code=True`; with `softmax1` it imports
+    With `trusted` the code passes `trust_remote_code=True`; with `softmax1` it imports
     `wakeful.hf`, without which Transformers does not know the model's attention.
     """
     data = ModelCardData(
@@ -126,25 +136,32 @@ def _card(
 
 
 def _format_origin(source: str, done: Iterable[str]) -> list[str]:
-    lines_made = "\n".join(f"- {escape_markdown(line)}" for line in done)
-    return [f"Made of {escape_markdown(source)}, whose license holds here too:\n\n{lines_made}\n"]
+    """Return a paragraph that names the source model and lists the steps `done` to it."""
+    steps = "\n".join(f"- {escape_markdown(line)}" for line in done)
+    return [f"Made from {escape_markdown(source)}, whose license holds here too:\n\n{steps}\n"]
 
 
 def _format_figures(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return a section with a table of figures, each with its name and its values before and after;
+    nothing without rows.
+    """
     table = "\n".join(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows)
-    return (
-        [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
-    )
+    header = "## Before and after\n\n| | before | after |\n|---|---|---|\n"
+    return [f"{header}{table}\n"] if table else []
 
 
-def _origin(run: Run | None) -> str:
-    """Return the name of the model that a run's weights come from, as the user gave it."""
+def _initial_model(run: Run | None) -> str:
+    """Return the name of the model that a run's first weights come from, as the user gave it; ""
+    for random weights or no run.
+    """
     initial = (run.header.initial or {}) if run is not None else {}
     return "" if initial.get("random") is True else str(initial.get("reference", ""))
 
 
 def _on_hub(name: str) -> bool:
-    """Return True where a name is one of the hub's and not of a local folder."""
+    """Tell whether a model's name has the form of a name on the Hugging Face hub and is no local
+    path.
+    """
     try:
         return "/" in name and not Path(name).is_absolute() and locate_model(name).kind == "hub"
     except WakefulError:
@@ -169,7 +186,9 @@ def _lineage_lines(run: Run) -> list[str]:
 
 
 def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on what an heir takes from its reference, and its bridges."""
+    """Yield sentences on the weights that a run inherits from a reference model (`initial` in its
+    header): which layers, under which license, and the bridges between them.
+    """
     reference, layers = escape_markdown(initial.get("reference")), initial.get("layers") or []
     arm, folder = escape_markdown(initial.get("arm", "")), _inheritance_folder(run)
     if "baseline" in initial:
@@ -179,8 +198,8 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
         start = escape_markdown(initial["baseline"])
         yield f"The baseline {arm} beside the heirs of {reference}: {start}. {terms}"
     else:
-        took = f", its layers {format_layers(layers)} (from 0)" if layers else ""
-        yield f"Started from {reference}{took}. Its license holds here too."
+        which = f", its layers {format_layers(layers)} (from 0)" if layers else ""
+        yield f"Started from {reference}{which}. Its license holds here too."
     recipe = {} if folder is None else read_table(folder / "recipe.toml")
     bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
     bridges = from_table(tuple[BridgeGap, ...], initial.get("bridges", []), record="run.json")
@@ -190,8 +209,8 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
 def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
     """Yield the card's lines on the training data and the validation loss of a finished run.
 
-    `source` is the run's model, `model` the one that the card is for: unless it is the source, the
-    loss was measured before it was changed; with fewer layers than the source it has no loss.
+    `source` is the run's model, and `model` the card's: the same, or one derived from it. A loss is
+    then that of the source, and is left out where `model` has fewer layers.
     """
     if not (run.path / "summary.json").is_file():
         return
@@ -216,7 +235,7 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
         loss = format_interval(
             validation.loss, validation.standard_error, summary.validation.num_windows
         )
-        remark = "" if model is source else " It was measured before that was done to it."
+        remark = "" if model is source else " It was measured before these steps."
         yield "## Figures\n"
         yield (
             f"Loss {loss} nats per token ({INTERVAL} over windows) on the "
@@ -237,10 +256,12 @@ def _past_commands(run: Run | None) -> Iterator[str]:
 
 
 def _inheritance_folder(run: Run) -> Path | None:
-    """Return the folder of the inheritance that a run belongs to; None for another run."""
-    parent, files = run.path.absolute(), ("plan.json", "recipe.toml")
-    # Below an inheritance, or below the folder of a later seed of one.
-    for folder in (parent.parent, parent.parent.parent):
+    """Return the folder of the inheritance that a run belongs to; None for another run.
+
+    It is the run's parent or, for a later seed, the parent of that.
+    """
+    path, files = run.path.absolute(), ("plan.json", "recipe.toml")
+    for folder in (path.parent, path.parent.parent):
         if all((folder / file).is_file() for file in files):
             return folder
     return None

@@ -15,17 +15,19 @@ _ANSWER = "\ue001"
 
 @dataclass(frozen=True)
 class Turn:
-    """A user's turn: the tokens around a message, and the turn with a message in it."""
+    """A user's turn in a chat template: the tokens around a message, and a function that encodes
+    the turn with a given message.
+    """
 
     before: list[int]
     """Tokens before the message, including a system message."""
     after: list[int]
     """Tokens between the message and the answer."""
     answer_end: int | None
-    """Token that ends the answer, or the message where the template does not show that; None where
-    it ends with ordinary text.
+    """Token that ends the model's answer, or the user's message where the template shows no end of
+    an answer; None where the end is ordinary text.
     """
-    around: Callable[[str], list[int]]
+    encode: Callable[[str], list[int]]
     """Function from a message to the tokens of the turn, up to where the answer begins.
 
     The tokens are those of Transformers: the template may strip the message, and the text across
@@ -35,7 +37,10 @@ class Turn:
 
 
 def user_turn(tokenizer: Tokenizer) -> Turn | None:
-    """Return a user's first turn in the tokenizer's chat template; None without a template.
+    """Return the user's first turn of the tokenizer's chat template; None without a template.
+
+    The template is rendered with placeholders in place of the message and the answer, and split
+    there.
 
     Raises:
         WakefulError: the template cannot be rendered, or alters the message.
@@ -45,36 +50,40 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
     render = _make_renderer(tokenizer)
     before, message, after = render(_MESSAGE).partition(_MESSAGE)
     if not message or _MESSAGE in after:
-        raise _not_held()
-    ids = tokenizer.encode_marked(after)
+        raise _altered_message_error()
+    after_ids = tokenizer.encode_marked(after)
     added = tokenizer.inner.get_added_tokens_decoder()
     specials = [added[token].content for token in tokenizer.special_tokens]
 
-    def around(message: str) -> list[int]:
+    def encode(message: str) -> list[int]:
         text = render(message)
         if not any(special in message for special in specials):
             return tokenizer.encode_marked(text)
-        # Encoded by itself, the message can be no special token.
+        # Encoded by itself, the message contains no special token.
         if not (text.startswith(before) and text.endswith(after)):
-            raise _not_held()
+            raise _altered_message_error()
         inner = text[len(before) : len(text) - len(after)]
-        return [*tokenizer.encode_marked(before), *tokenizer.encode(inner), *ids]
+        return [*tokenizer.encode_marked(before), *tokenizer.encode(inner), *after_ids]
 
     try:
         _, answer, rest = render(_MESSAGE, _ANSWER).partition(_ANSWER)
     except WakefulError:  # a template for questions alone
         answer, rest = "", ""
-    answer_end = _first_special(tokenizer, tokenizer.encode_marked(rest) if answer else ids)
-    return Turn(tokenizer.encode_marked(before), ids, answer_end, around)
+    end_ids = tokenizer.encode_marked(rest) if answer else after_ids
+    answer_end = _first_special(tokenizer, end_ids)
+    return Turn(tokenizer.encode_marked(before), after_ids, answer_end, encode)
 
 
 def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
-    """Return a function that renders the template with a question, or a question and its answer."""
-    begin = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
-    ends = {"bos_token": begin, "eos_token": tokenizer.end_of_text_token}
-    special = {name: token for name, token in ends.items() if token is not None}
+    """Return a function that renders a tokenizer's chat template with a user's message, or with a
+    message and the model's answer.
+    """
+    bos = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
+    variables = {"bos_token": bos, "eos_token": tokenizer.end_of_text_token}
+    special = {name: token for name, token in variables.items() if token is not None}
 
     def render(*texts: str) -> str:
+        """Render a user's message, and the model's answer if a second text is given."""
         turns = [
             {"role": role, "content": text}
             for role, text in zip(("user", "assistant"), texts, strict=False)
@@ -93,15 +102,15 @@ def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
 
 
 def _first_special(tokenizer: Tokenizer, ids: list[int]) -> int | None:
-    """Return the first special token, else the first added token, else None."""
+    """Return the first special token in `ids`, else the first added token, else None."""
     added = tokenizer.inner.get_added_tokens_decoder()
     special = [token for token in ids if token in tokenizer.special_tokens]
     special = special or [token for token in ids if token in added]
     return special[0] if special else None
 
 
-def _not_held() -> WakefulError:
+def _altered_message_error() -> WakefulError:
     return WakefulError(
-        "the chat template does not hold a user's message once and as it is: mend it, or "
-        "leave out --chat"
+        "the chat template does not contain a user's message once and unchanged: mend it, or leave "
+        "out --chat"
     )

@@ -11,29 +11,32 @@ from wakeful.hf.cache import CACHE
 
 
 class HFForward:
-    """Forward that returns the last token's logits and keeps the cache between calls."""
+    """Forward pass of a Transformers model that returns the last token's logits and keeps the cache
+    between calls.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        parameters, older = inspect.signature(module.forward).parameters, "past_key_values"
+        parameters = inspect.signature(module.forward).parameters
         self._module = module
-        # Remote code may know only the older name.
-        self._name = older if older in parameters and CACHE not in parameters else CACHE
+        # Remote code may know only the older name of the cache argument.
+        has_older_name = "past_key_values" in parameters and CACHE not in parameters
+        self._cache_argument = "past_key_values" if has_older_name else CACHE
         # Compute only the last token's logits: the head is the largest matrix.
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self._began, self._cache = False, None
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._was_called, self._cache = False, None
 
     def __call__(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B V"]:
-        """Return the logits after tokens that continue the previous call.
+        """Return the logits after the last of `tokens`, which continue those of the previous call.
 
         Raises:
             WakefulError: the model returned no cache in the previous call.
         """
-        if self._began and self._cache is None:
+        if self._was_called and self._cache is None:
             raise WakefulError(
                 f"the {type(self._module).__name__} keeps no cache of keys and values, and "
                 "generating without one takes too long: choose another model"
             )
-        cache: dict[str, Any] = {self._name: self._cache}
-        output = self._module(input_ids=tokens, use_cache=True, **cache, **self._last)
-        self._began, self._cache = True, output.get(CACHE)
+        cache: dict[str, Any] = {self._cache_argument: self._cache}
+        output = self._module(input_ids=tokens, use_cache=True, **cache, **self._options)
+        self._was_called, self._cache = True, output.get(CACHE)
         return output.logits[:, -1]

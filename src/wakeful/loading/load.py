@@ -73,11 +73,11 @@ def locate_model(source: str | Path) -> Location:
     path = Path(source)
     if not os.path.isdir(path):  # os.path, as pathlib raises for a name that is too long
         is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
-        slip = "" if "/" in str(source) else did_you_mean(str(source), [SMOLLM2])
-        if slip and not is_gguf:  # the hub would be asked for a minute where there is no network
-            raise WakefulError(f"unknown model {str(source)[:80]!r}{slip}")
+        hint = "" if "/" in str(source) else did_you_mean(str(source), [SMOLLM2])
+        if hint and not is_gguf:  # without a network, asking the hub would take a minute
+            raise WakefulError(f"unknown model {str(source)[:80]!r}{hint}")
         return Location("gguf", path, path.stem) if is_gguf else Location("hub", path, str(source))
-    name = Path(os.path.abspath(path)).name  # of a link, its own
+    name = Path(os.path.abspath(path)).name  # a symbolic link's own name
     if (path / "run.json").is_file():
         return Location("run", path, name)
     refuse_adapter(path)
@@ -86,7 +86,7 @@ def locate_model(source: str | Path) -> Location:
             f"{path} holds no model: it has no run.json, as a run directory has, and it has no "
             "config.json"
         )
-    return Location("export" if _is_own(path) else "folder", path, name)
+    return Location("export" if _is_wakeful_export(path) else "folder", path, name)
 
 
 @default_torch_state()
@@ -100,7 +100,7 @@ def load(
     trust_remote_code: bool = False,
     max_length: int = 0,
 ) -> Model:
-    """Load a model, to run in evaluation mode.
+    """Load a model with its tokenizer, to run in evaluation mode.
 
     `source` is a run directory, an export of one, a folder that Transformers can load (also a
     quantized model), a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct from the package
@@ -121,7 +121,7 @@ def load(
         WakefulError: the model cannot be found or loaded, has no tokenizer, or has a weight that is
             not finite.
     """
-    own_tokenizer = _read_tokenizer(tokenizer)
+    given_tokenizer = _read_tokenizer(tokenizer)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
     if step and not isinstance(source, str | Path):
@@ -129,16 +129,16 @@ def load(
     if isinstance(source, Model):
         context = min(source.context, max_length or source.context)
         module = with_resident_weights(source.module)
-        if own_tokenizer is None and context == source.context and module is source.module:
+        if given_tokenizer is None and context == source.context and module is source.module:
             return source
-        read = source.read_tokenizer if own_tokenizer is None else lambda: own_tokenizer
+        read = source.read_tokenizer if given_tokenizer is None else lambda: given_tokenizer
         return dataclasses.replace(source, module=module, context=context, read_tokenizer=read)
     if isinstance(source, nn.Module):
-        return _wrap_module(source, own_tokenizer, max_length)
+        return _wrap_module(source, given_tokenizer, max_length)
     if not isinstance(source, str | Path):
         raise WakefulError(_describe_wrong_source(source))
     model = _load(
-        source, device, parse_dtype(dtype), step, max_length, own_tokenizer,
+        source, device, parse_dtype(dtype), step, max_length, given_tokenizer,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     _ = model.tokenizer  # raises where there is none
@@ -226,12 +226,11 @@ def _load(
 
 
 def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
-    """Return the type of most weights in safetensors files, and exceptions by name.
-
-    None and no exceptions for other files.
+    """Return the type of most weights in a model's safetensors files, and the other weights' types
+    by name; None and {} for a run, a GGUF file, or files that cannot be found.
     """
     folder = location.path
-    if location.kind == "hub":  # which has been read, so that its files are in the cache
+    if location.kind == "hub":  # the model has been loaded, so its files are in the cache
         names = (
             huggingface_hub.try_to_load_from_cache(location.name, file) for file in (ONE, INDEX)
         )
@@ -246,9 +245,8 @@ def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, tor
 
 
 def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Return True if the device's memory holds the model and a copy; always on a GPU.
-
-    Otherwise the weights stay in their files (`wakeful.paged`).
+    """Tell whether the memory of the host holds a model's weights twice, for a tool that makes a
+    copy; True on a GPU. Weights that do not fit stay in their files (`wakeful.paged`).
     """
     if device.type != "cpu":
         return True
@@ -262,7 +260,9 @@ def is_own_gguf(location: Location) -> bool:
 
 
 def _read_tokenizer(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:
-    """Return a tokenizer; a path is read, by Transformers if its configuration is there."""
+    """Read the tokenizer of a folder, with Transformers if the folder has a tokenizer_config.json;
+    a tokenizer in memory, or None, is returned as it is.
+    """
     if not isinstance(tokenizer, str | Path):
         return tokenizer
     is_transformers = os.path.isfile(Path(tokenizer) / CONFIG)
@@ -280,7 +280,9 @@ def check_run_step(location: Location, step: int) -> None:
 def _load_run(
     location: Location, device: torch.device, dtype: torch.dtype | None, step: int
 ) -> Model:
-    """Load a finished or unfinished training run's checkpoint."""
+    """Load the model of a training run, finished or not, from its newest checkpoint or that of
+    `step`.
+    """
     run = Run.open(location.path)
     kind = run.header.kind
     if kind == "compare":
@@ -318,6 +320,7 @@ def _load_run(
 def _wrap_decoder(
     decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenizer]
 ) -> Model:
+    """Wrap a decoder that was read from `path` as a `Model`; `read` returns its tokenizer."""
     return Model(
         name=name, module=decoder.eval().requires_grad_(False), context=decoder.config.context,
         architecture="wakeful decoder", path=path, read_tokenizer=read,
@@ -341,7 +344,7 @@ def _load_transformers(
         read_generation(location.path, GENERATION)
         with Shards(location.path) as tensors:
             exceeds_memory, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
-            # Transformers would round to one of several types, and 8-bit floats as it unpacks them.
+            # Transformers would round weights of several types to one, and unpacked 8-bit floats.
             if dtype is None and (mixed or (strict and tensors.stored is None)):
                 dtype = tensors.widest or torch.float32
     failure, advice = f"{location.path} cannot be loaded", ""
@@ -364,13 +367,13 @@ def _load_transformers(
     return Model(
         name=location.name, architecture=type(module).__name__, read_tokenizer=read_tokenizer,
         module=module.to(device).eval(),  # pyright: ignore[reportArgumentType]
-        context=min(_context(module), max_length or _UNLIMITED),
+        context=min(_context_length(module), max_length or _UNLIMITED),
         path=None if location.kind == "hub" else location.path,
     )  # fmt: skip
 
 
 def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
-    """Wrap a module that is already in memory, without copying its weights."""
+    """Wrap a module in memory as a `Model`; weights are copied only where they are offloaded."""
 
     def read() -> AnyTokenizer:
         if tokenizer is None:
@@ -381,7 +384,7 @@ def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: 
 
     decoder = as_decoder(module)  # raises for anything but a model
     module = with_resident_weights(module)
-    context = _context(module) if decoder is None else decoder.config.context
+    context = _context_length(module) if decoder is None else decoder.config.context
     named = getattr(getattr(module, "config", None), "name_or_path", "")
     return Model(
         name=Path(named).name if named else type(module).__name__,
@@ -394,15 +397,16 @@ def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: 
 
 def _describe_wrong_source(value: object) -> str:
     """Return the error message for a value that is neither a model nor the name of one."""
-    kind = type(value).__name__
+    class_name = type(value).__name__
     inner, tokenizer = getattr(value, "model", None), getattr(value, "tokenizer", None)
     if isinstance(inner, nn.Module):  # a pipeline of Transformers, a Trainer
-        own = "" if tokenizer is None else " and tokenizer=it.tokenizer"
-        return f"a {kind} is not a model, it has one: give its .model{own}"
-    return f"model is a {kind}: give a path, a name, what wakeful.load returned, or a module"
+        more = "" if tokenizer is None else " and tokenizer=it.tokenizer"
+        return f"a {class_name} is not a model, it has one: give its .model{more}"
+    return f"model is a {class_name}: give a path, a name, what wakeful.load returned, or a module"
 
 
-def _context(module: nn.Module) -> int:
+def _context_length(module: nn.Module) -> int:
+    """Return a Transformers model's context in tokens; 2³¹ where its configuration has no limit."""
     assert isinstance(module, PreTrainedModel)
     return getattr(module.config.get_text_config(), "max_position_embeddings", None) or _UNLIMITED
 
@@ -410,20 +414,24 @@ def _context(module: nn.Module) -> int:
 def _stock_tokenizer(
     source: str | Path, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder, a name on the hub or a GGUF file, read by Transformers."""
+    """Read the tokenizer of a folder, a hub name or a GGUF file with Transformers.
+
+    Raises:
+        WakefulError: there is none, or its files are damaged.
+    """
     options: dict[str, Any] = {"local_files_only": True} if isinstance(source, Path) else {}
     if isinstance(source, Path) and source.is_file():
         options["gguf_file"], source = source.name, source.parent
     looked_up = hub_or_cache() if isinstance(source, str) else nullcontext()
     with wrap_errors(f"{source} has no tokenizer that can be loaded"), looked_up:
         if "gguf_file" not in options:
-            named = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
-            check_tokenizer_files(Path(named or source).parent)
+            file = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
+            check_tokenizer_files(Path(file or source).parent)
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, **options
         )
     if "gguf_file" in options and type(tokenizer).__name__.startswith("Qwen2Tokenizer"):
-        # Which no GGUF file says, and every tokenizer of that class has.
+        # A GGUF file does not say so, but every tokenizer of that class normalizes to NFC.
         tokenizer.backend_tokenizer.normalizer = NFC()
     longest: Any = tokenizer.model_max_length
     if not isinstance(longest, int | float):
@@ -432,7 +440,7 @@ def _stock_tokenizer(
 
 
 def unknown_model(name: str) -> str:
-    """Return the error message for a name that no model has."""
+    """Return the error message for a name under which no model can be loaded."""
     return (
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
         f"a hub name{did_you_mean_path(name)}"
@@ -440,7 +448,9 @@ def unknown_model(name: str) -> str:
 
 
 def fetch_from_hub(name: str) -> Path:
-    """Download a model of the hub; return its folder in the cache."""
+    """Download a model's configuration, tokenizer and safetensors files from the hub, unless they
+    are in the cache; return the folder in the cache.
+    """
     absent = f"{name[:80]!r} is not a folder, GGUF file or run directory here"
     with wrap_errors(f"{absent}, and fetching it from the hub failed"), hub_or_cache():
         return Path(
@@ -450,8 +460,8 @@ def fetch_from_hub(name: str) -> Path:
         )
 
 
-def _is_own(folder: Path) -> bool:
-    """Return True where a folder holds an exported model of our own class."""
+def _is_wakeful_export(folder: Path) -> bool:
+    """Tell whether a folder holds a model that was exported as our own Transformers class."""
     try:
         return read_json(folder / "config.json").get("model_type") == WakefulConfig.model_type
     except WakefulError:
@@ -459,6 +469,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _check_finite(model: Model) -> None:
+    """Raise `WakefulError` where a weight is NaN or infinite."""
     for name, parameter in model.module.named_parameters():
         if parameter.is_floating_point() and not is_finite(parameter):
             raise WakefulError(

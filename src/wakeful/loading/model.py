@@ -38,7 +38,7 @@ from wakeful.probes.running import as_decoder, blocks_of, is_quantized, logits_o
 from wakeful.switches import default_torch_state
 
 Bos = Literal["auto", "on", "off"]
-"""BOS before a text: as the model's own tokenizer adds it ("auto"), always or never."""
+"""BOS before a text: as the model's tokenizer adds it by default ("auto"), always or never."""
 BOS = ("auto", "on", "off")
 AnyTokenizer = Tokenizer | PreTrainedTokenizerBase
 
@@ -63,7 +63,8 @@ class Model:
     """Types of the other weights, by their name with N for each number; None to round all weights
     to `stored`."""
     agreement: Agreement | None = None
-    """For our decoder, its difference from the Transformers model that it was converted from."""
+    """For our decoder, the difference of its logits from those of the Transformers model that it
+    was converted from."""
     read_tokenizer: Callable[[], AnyTokenizer]
     generation_source: "Model | None" = None
     """Model that it was derived from, whose generation settings it has."""
@@ -82,7 +83,7 @@ class Model:
 
     @cached_property
     def wakeful_tokenizer(self) -> Tokenizer:
-        """The tokenizer converted to ours, which encodes special tokens in a text as plain text.
+        """The tokenizer as our `Tokenizer`, which encodes special tokens in a text as plain text.
 
         Raises:
             WakefulError: it has no tokenizer.json.
@@ -119,8 +120,8 @@ class Model:
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """Settings of generation_config.json, or else an `eos_token_id` of the configuration that
-        is not the tokenizer's.
+        """Generation settings: those of generation_config.json or, without that file, the
+        configuration's `eos_token_id` where it is not the tokenizer's.
         """
         tokenizer, table = self.tokenizer, dict[str, Any]()
         generation_config = getattr(self.module, "generation_config", None)
@@ -143,9 +144,9 @@ class Model:
 
     @cached_property
     def opening(self) -> list[int]:
-        """Tokens that its tokenizer adds before a text by default.
+        """Tokens that the model's tokenizer adds before a text by default.
 
-        A BOS token is left out where the model has a stored prefix, which begins with it.
+        BOS is left out where the model has a stored prefix, which stands in its place.
         """
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
@@ -154,21 +155,21 @@ class Model:
             plain = tokenizer.encode("a", add_special_tokens=False)
             added, _ = special_ids_around(tokenizer.encode("a"), plain)
         decoder = as_decoder(self.module)
-        if decoder is None:  # what of Transformers' has parts is our own class
+        if decoder is None:  # only our own class's configuration has parts
             parts = getattr(self.module.config, "parts", {})
-            stored = parts.get("stored_prefix", 0)  # pyright: ignore
+            prefix_length = parts.get("stored_prefix", 0)  # pyright: ignore
         else:
-            stored = decoder.config.stored_prefix
-        return [token for token in added if not stored or token != self.bos]
+            prefix_length = decoder.config.stored_prefix
+        return [token for token in added if not prefix_length or token != self.bos]
 
     @property
     def adds_bos(self) -> bool:
-        """True where its tokenizer begins a text with BOS by default."""
+        """True where the model's tokenizer begins a text with BOS by default."""
         return self.bos in self.opening
 
     @property
     def device(self) -> torch.device:
-        """Device of its weights."""
+        """Device of the first weight."""
         return next(self.module.parameters()).device
 
     @property
@@ -180,7 +181,7 @@ class Model:
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """Its list of blocks."""
+        """The model's list of Transformer blocks."""
         return blocks_of(self.module)
 
     def logits(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
@@ -189,7 +190,8 @@ class Model:
             return logits_of(self.module, tokens)
 
     def start_tokens(self, bos: Bos = "auto") -> list[int]:
-        """Return the tokens before a text: the tokenizer's default ("auto"), BOS, or none.
+        """Return the tokens to put before a text: those of the tokenizer ("auto"), BOS ("on"), or
+        none ("off").
 
         Raises:
             WakefulError: `bos` is "on", and the model has no BOS token or no embedding of it.
@@ -203,7 +205,7 @@ class Model:
         return self.check_tokens([self.bos])
 
     def starts_with_bos(self, bos: Bos = "auto") -> bool:
-        """Return True where BOS precedes every sequence that is measured.
+        """Tell whether `start_tokens(bos)` includes BOS.
 
         Raises:
             WakefulError: as in `start_tokens`.
@@ -215,14 +217,14 @@ class Model:
         return [*self.start_tokens(bos), *self.encode_plain(text)]
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the tokens of a text alone; special tokens spelled in it are plain text.
+        """Return the tokens of a text, without BOS; special tokens spelled in it are plain text.
 
         Raises:
             WakefulError: a token has no embedding in the model, or the tokenizer fails.
         """
         if self._encoder is not None:
             return self.check_tokens(self._encoder.encode_batch([text])[0])
-        tokenizer: Any = self.tokenizer  # one of Transformers' that is written in Python
+        tokenizer: Any = self.tokenizer  # a tokenizer of Transformers that is written in Python
         encoded = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return self.check_tokens(encoded)
 
@@ -237,6 +239,7 @@ class Model:
 
     @cached_property
     def _encoder(self) -> Encoder | None:
+        """Encoder of plain text; None for a tokenizer that is written in Python."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
             return tokenizer.encoder
@@ -262,11 +265,11 @@ class Model:
         return tokens
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of token ids, special ones left out unless `special`."""
+        """Return the text of token ids; special tokens are left out unless `special`."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
             return tokenizer.decode(ids, special=special)
-        # Ours, and text that streams, are not cleaned up either.
+        # Like our tokenizer and streamed text, without a cleanup of spaces.
         decoding = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
         with wrap_errors(f"the tokenizer of {self.name} cannot decode its tokens"):
             return str(tokenizer.decode(list(ids), **decoding))
@@ -286,7 +289,11 @@ class Model:
 
     @default_torch_state()
     def as_decoder_model(self) -> "Model":
-        """Return the same model with our `Decoder` as its module; see `decoder`."""
+        """Return the same model with our `Decoder` as its module, after comparing their logits.
+
+        Raises:
+            WakefulError: as in `decoder`.
+        """
         if as_decoder(self.module) is not None:
             return self
         config: Any = self.module.config.get_text_config()  # pyright: ignore
@@ -332,7 +339,7 @@ class Model:
         tokenizer, stop = self.wakeful_tokenizer, self.ends
         if chat:
             turn = self._turn(prompt, bos)
-            prompt_ids = turn.around(str(prompt))
+            prompt_ids = turn.encode(str(prompt))
             stop |= set() if turn.answer_end is None else {turn.answer_end}
         else:
             prompt_ids = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
@@ -340,7 +347,7 @@ class Model:
             prompt_ids or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
             top_k=top_k, top_p=top_p, seed=seed, stop=stop,
         )  # fmt: skip
-        return _pieces(StreamDecoder(tokenizer, () if chat else prompt_ids), tokens)
+        return _decode_stream(StreamDecoder(tokenizer, () if chat else prompt_ids), tokens)
 
     def _turn(self, prompt: str | Sequence[int], bos: Bos) -> Turn:
         """Return the user's turn of the chat template."""
@@ -361,19 +368,21 @@ class Model:
         `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
         `wakeful.model.generate.generate_tokens`; a model of Transformers keeps its own cache.
         """
-        own, prompt = as_decoder(self.module), self.check_tokens(list(prompt))
-        if own is not None:
-            return self._one_by_one(generate_tokens(own, prompt, **choice))
+        decoder, prompt = as_decoder(self.module), self.check_tokens(list(prompt))
+        if decoder is not None:
+            return self._evaluate_each(generate_tokens(decoder, prompt, **choice))
         forward = HFForward(self.module)
         limits = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
         sampling = Sampling(**choice)
         tokens = continuation(
             forward, prompt, sampling, device=self.device, context=self.context, **limits
         )
-        return self._one_by_one(tokens)
+        return self._evaluate_each(tokens)
 
-    def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
-        """Yield tokens computed in evaluation mode; between them the module has its own mode."""
+    def _evaluate_each(self, tokens: Iterator[int]) -> Iterator[int]:
+        """Yield tokens, each computed in evaluation mode; between them the module is in the mode
+        that its owner set.
+        """
         while True:
             with default_torch_state(), evaluating(self.module):
                 token = next(tokens, None)
@@ -383,10 +392,12 @@ class Model:
 
     @property
     def export_dtype(self) -> torch.dtype:
-        """Type to write its weights in: that of the files or of memory, at most float32."""
+        """Type to write the model's weights in: that of its files, else of its first weight in
+        memory; float32 in place of float64 and integers.
+        """
         first = next(self.module.parameters()).dtype
-        kind = self.stored or (first if first.is_floating_point else torch.float32)
-        return torch.float32 if kind == torch.float64 else kind
+        dtype = self.stored or (first if first.is_floating_point else torch.float32)
+        return torch.float32 if dtype == torch.float64 else dtype
 
     def save_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer's files and the generation settings into a folder."""
@@ -404,7 +415,12 @@ class Model:
             (folder / GENERATION).write_text(text, "utf-8")
 
 
-def _pieces(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str]:
-    yield from filter(None, map(stream.push, tokens))
-    if rest := stream.flush():
+def _decode_stream(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str]:
+    """Yield the text of tokens in pieces of whole characters, as soon as they are complete."""
+    for token in tokens:
+        piece = stream.push(token)
+        if piece:
+            yield piece
+    rest = stream.flush()
+    if rest:
         yield rest

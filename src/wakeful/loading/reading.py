@@ -20,13 +20,13 @@ from wakeful.scores import Score
 
 @dataclass(frozen=True)
 class Window:
-    """A window of inputs with its targets, the next tokens."""
+    """A window of a token stream: inputs and, as targets, the token after each."""
 
     inputs: list[int]
     targets: list[int]
     """Targets, as many as inputs; −100 where another window counts the token."""
-    first: int
-    """Index in the token stream of the first counted target."""
+    first_target: int
+    """Index in the token stream of the first target that this window counts."""
     num_bytes: float = 0.0
     """UTF-8 bytes of the counted targets; 0 where unknown."""
 
@@ -45,7 +45,7 @@ class EvaluationData(ABC):
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """The hash of the part that has been read."""
+        """SHA-256 of the text that has been read."""
 
     @abstractmethod
     def sequences(
@@ -62,15 +62,17 @@ class EvaluationData(ABC):
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
-        """Return the first windows for perplexity, at most `num_sequences`; 0 is all.
+        """Return the first `num_sequences` windows to compute a perplexity on; 0: all windows.
 
         Raises:
             WakefulError: there are none, or the model cannot read them.
         """
 
     @abstractmethod
-    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        """Return further scores computed from the windows' losses `nats`, such as bits per byte."""
+    def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
+        """Return further scores, such as bits per byte, from the score `nats`: the loss of each of
+        the `windows` in nats.
+        """
 
 
 class EvaluationText(EvaluationData):
@@ -86,21 +88,28 @@ class EvaluationText(EvaluationData):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool
     ) -> list[list[int]]:
+        """Return the first `num_sequences` sequences of `length` tokens of the text, one after
+        another, each with BOS in front if `bos`.
+        """
         check_readable_length(loaded, length, bos=bos)
-        take = length - bos
-        tokens = self.beginning.tokens(loaded.encode_plain, take * num_sequences)
-        if len(tokens) < take * num_sequences:
+        text_length = length - bos
+        num_tokens = text_length * num_sequences
+        tokens = self.beginning.tokens(loaded.encode_plain, num_tokens)
+        if len(tokens) < num_tokens:
             raise WakefulError(
-                f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, "
+                f"{num_sequences} sequences of {length} tokens need {num_tokens} tokens, "
                 f"and the text has {len(tokens)} of {loaded.name}'s: give more text, or ask for "
                 "fewer or shorter sequences"
             )
-        first = [loaded.bos] if bos and loaded.bos is not None else []
-        return [first + tokens[n * take : (n + 1) * take] for n in range(num_sequences)]
+        start = [loaded.bos] if bos and loaded.bos is not None else []
+        return [start + tokens[n : n + text_length] for n in range(0, num_tokens, text_length)]
 
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
+        """Return the first `num_sequences` windows of the text (0: all), overlapping where `stride`
+        is less than `length`, with the UTF-8 bytes of their counted targets.
+        """
         text = self.beginning.text_of(loaded.encode_plain, length * num_sequences)
         tokens, ends = tokenize(loaded, text)
         if len(tokens) < 2:
@@ -108,18 +117,20 @@ class EvaluationText(EvaluationData):
                 f"the text has {len(tokens)} of {loaded.name}'s tokens; at least 2 are needed"
             )
         stream = [loaded.bos, *tokens] if bos and loaded.bos is not None else tokens
-        cut = stream_windows(stream, length=length, stride=stride, bos=bos)
-        cut = cut[:num_sequences] if num_sequences else cut
+        windows = cut_windows(stream, length=length, stride=stride, bos=bos)
+        windows = windows[:num_sequences] if num_sequences else windows
         if ends is None:
-            return cut
-        places = [(window, window.first - bos) for window in cut]
-        return [
-            dataclasses.replace(window, num_bytes=float(ends[first + window.counted] - ends[first]))
-            for window, first in places
-        ]
+            return windows
+        with_bytes: list[Window] = []
+        for window in windows:
+            start = window.first_target - bos  # in the text, which has no BOS
+            num_bytes = float(ends[start + window.counted] - ends[start])
+            with_bytes.append(dataclasses.replace(window, num_bytes=num_bytes))
+        return with_bytes
 
-    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        sizes = np.array([window.num_bytes for window in cut])
+    def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
+        """Return the score in bits per byte; none where the windows' bytes are unknown."""
+        sizes = np.array([window.num_bytes for window in windows])
         if not sizes.sum():
             return []
         bits = dataclasses.replace(
@@ -146,7 +157,9 @@ class EvaluationTask(EvaluationData):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool, targets: int = 0
     ) -> list[list[int]]:
-        """Return the first sequences of `length` tokens, each followed by `targets` more tokens."""
+        """Return the first `num_sequences` validation sequences of `length` tokens, each with
+        `targets` further tokens after it.
+        """
         task = self.task
         ids = [[number] for number in range(1, len(task.characters) + 1)]
         if loaded.bos != BOS_ID or [*map(loaded.encode_plain, task.characters)] != ids:
@@ -169,6 +182,9 @@ class EvaluationTask(EvaluationData):
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
+        """Return the first `num_sequences` validation windows of the task; 0: all. They do not
+        overlap, so `stride` must be `length`.
+        """
         if stride != length:
             raise WakefulError(
                 f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
@@ -178,20 +194,22 @@ class EvaluationTask(EvaluationData):
         rows = self.sequences(loaded, length=length, num_sequences=number, bos=bos, targets=1)
         return [Window(row[:-1], row[1:], 1) for row in rows]
 
-    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
-        rows = np.array([[*window.inputs, window.targets[-1]] for window in cut])
-        over = dataclasses.replace(
+    def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
+        """Return the loss minus that of the task's true distribution on the same tokens."""
+        rows = np.array([[*window.inputs, window.targets[-1]] for window in windows])
+        excess = dataclasses.replace(
             nats, metric="loss over the task's own", exponential=False,
             values=nats.values - self.task.losses(rows).sum(1),
         )  # fmt: skip
-        return [over]
+        return [excess]
 
 
 def open_evaluation_data(source: str, num_tokens: int) -> EvaluationData:
-    """Return the task that a source names, or the beginning of a text, at least `num_tokens` long.
+    """Return evaluation data from a source: a task, if `source` names one, else the beginning of a
+    text, at least `num_tokens` tokens long.
 
     Raises:
-        WakefulError: what `task_of` and `read_beginning` raise.
+        WakefulError: the source is unknown, or cannot be read.
     """
     task = task_of(source, imports=True)
     return (
@@ -219,7 +237,9 @@ def training_task(loaded: Model) -> EvaluationData | None:
 
 
 def check_readable_length(loaded: Model, length: int, *, bos: bool) -> None:
-    """Raise `WakefulError` where a model cannot read that many tokens, or begin them with BOS."""
+    """Raise `WakefulError` where a model cannot read sequences of `length` tokens, or with `bos`
+    has no BOS token to begin them with.
+    """
     if length < 2:
         raise WakefulError(f"length = {length}: what a model reads needs at least 2 tokens")
     if length > loaded.context:
@@ -232,34 +252,40 @@ def check_readable_length(loaded: Model, length: int, *, bos: bool) -> None:
 
 
 def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
-    """Encode a text; return its tokens, and the number of its UTF-8 bytes in the first 0, 1, 2 …
-    tokens. The last number counts the whole text; None where the tokenizer has no offsets.
+    """Encode a text; return its tokens, and cumulative counts of UTF-8 bytes: entry n is the number
+    of bytes of the first n tokens, and the last entry that of the whole text.
+
+    The counts are None where the tokenizer gives no offsets.
     """
     tokens, ends = loaded.encode_plain_with_ends(text)
     if ends is None:
         return tokens, None
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    code_points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000)
     bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    # An end may lie before its left neighbor's where one character is several tokens.
+    # Where one character is several tokens, an end may lie before the previous token's.
     byte_ends = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
     return tokens, [0, *byte_ends[:-1].tolist(), int(bytes_before[-1])]
 
 
-def stream_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
-    """Cut a token stream into windows; with `bos`, stream[0] is BOS and begins every window."""
-    cut: list[Window] = []
-    counted = 1
+def cut_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
+    """Cut a token stream into windows of `length` inputs, each starting `stride` after the last.
+
+    Every target is counted in exactly one window, the first that has it. With `bos`, stream[0] is
+    BOS and replaces the first input of every window.
+    """
+    windows: list[Window] = []
+    next_target = 1
     start = 0
-    while counted < len(stream):
+    while next_target < len(stream):
         inputs = stream[start : start + length]
         targets = stream[start + 1 : start + length + 1]
         inputs = inputs[: len(targets)]
         if bos:
             inputs[0] = stream[0]
-        num_seen = counted - start - 1
-        targets = [IGNORED] * num_seen + targets[num_seen:]
-        cut.append(Window(inputs, targets, counted))
-        counted = start + len(targets) + 1
+        num_counted = next_target - start - 1
+        targets = [IGNORED] * num_counted + targets[num_counted:]
+        windows.append(Window(inputs, targets, next_target))
+        next_target = start + len(targets) + 1
         start += stride
-    return cut
+    return windows

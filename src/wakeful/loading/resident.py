@@ -31,11 +31,12 @@ _ADDED = (
 
 
 def with_resident_weights(model: nn.Module) -> nn.Module:
-    """Return the model where its weights are ordinary tensors, else a copy whose weights are.
+    """Return a model whose weights are ordinary tensors in memory: the model itself where they are,
+    else a copy without accelerate's hooks.
 
-    A copy shares the tensors that are in memory. The copy of an offloaded model runs on the CPU,
+    The copy shares the tensors that are in memory. The copy of an offloaded model runs on the CPU,
     with its matrices in files where they do not fit memory. A model spread over several devices
-    stays there; hooks, which its copies keep, move inputs to the device of every module.
+    stays there; hooks move the inputs of every module to its device.
 
     Raises:
         WakefulError: a weight is on the meta device, and no hook has its values.
@@ -55,7 +56,7 @@ def with_resident_weights(model: nn.Module) -> nn.Module:
                 f"the {type(model).__name__} has no values of its weight {name}, which is on the "
                 "meta device: load the model with its weights"
             )
-    resident = _copied_without_hooks(model, values)
+    resident = _copy_without_hooks(model, values)
     if offloaded:
         resident.to(_CPU)
         _tie_head(resident)
@@ -65,7 +66,9 @@ def with_resident_weights(model: nn.Module) -> nn.Module:
 
 
 def _without_inference_mode(tensor: Tensor) -> Tensor:
-    """Return a tensor over the same memory that autograd may save."""
+    """Return an ordinary tensor over the memory of one that was created in inference mode, so that
+    autograd may save it; another tensor is returned as it is.
+    """
     if not tensor.is_inference() or isinstance(tensor, Paged):
         return tensor
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -77,9 +80,13 @@ def _without_inference_mode(tensor: Tensor) -> Tensor:
 
 
 def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
-    """Return the values of weights on the meta device, by `id` of the weight."""
+    """Return the values of a model's offloaded weights, which are on the meta device, by the `id`
+    of the weight.
+
+    Accelerate's hooks have the values. Matrices stay in files where they do not fit memory.
+    """
     size = sum(tensor.nbytes for tensor in model.parameters() if tensor.is_meta)
-    stays = size * COPIES > free_memory(_CPU)
+    exceeds_memory = size * COPIES > free_memory(_CPU)
     resident: dict[int, Tensor] = {}
     shared: dict[tuple[Any, ...], Tensor] = {}
     for part in model.modules():
@@ -87,18 +94,18 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
             values = getattr(hook, "weights_map", None)
             if values is None:
                 continue
-            inside = bool(hook.place_submodules)
+            recurse = bool(hook.place_submodules)
             in_memory = isinstance(getattr(values, "dataset", values), dict)
-            names = [*part.named_parameters(recurse=inside), *part.named_buffers(recurse=inside)]
-            for name, tensor in names:
+            named = [*part.named_parameters(recurse=recurse), *part.named_buffers(recurse=recurse)]
+            for name, tensor in named:
                 if not tensor.is_meta or id(tensor) in resident:
                     continue
                 value = _without_inference_mode(values[name].detach())
                 memory = value.data_ptr(), value.shape, value.dtype
-                if in_memory and memory in shared:  # tied ones have one memory
+                if in_memory and memory in shared:  # tied weights share their memory
                     resident[id(tensor)] = shared[memory]
                     continue
-                if stays and not in_memory and value.ndim > 1:
+                if exceeds_memory and not in_memory and value.ndim > 1:
                     value = copy_to_file(value)
                 if isinstance(tensor, nn.Parameter):
                     value = nn.Parameter(value, requires_grad=tensor.requires_grad)
@@ -107,51 +114,56 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
 
 
 def _hooks(part: nn.Module) -> list[Any]:
+    """Return accelerate's hooks of a module."""
     hook = vars(part).get("_hf_hook")
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
 
 
-def _copied_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
-    """Copy a model with other tensors, by `id`, and without the attributes of accelerate."""
+def _copy_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
+    """Copy a model without the attributes that accelerate added to its modules; `tensors` has the
+    copies' tensors by the `id` of the original's.
+
+    Accelerate keeps a module's own forward as the attribute `_old_forward`, which is restored
+    unless it is just the method of the module's class.
+    """
     memo: dict[int, Any] = dict(tensors)
     for part in model.modules():
-        added = vars(part)
-        if "_hf_hook" in added:
-            own = added.get("_old_forward")
-            plain = isinstance(own, MethodType) and own.__func__ is type(part).forward
+        attributes = vars(part)
+        if "_hf_hook" in attributes:
+            forward = attributes.get("_old_forward")
+            is_method = isinstance(forward, MethodType) and forward.__func__ is type(part).forward
+            # Copied as "": hooks may hold what cannot be copied.
             memo |= {
-                id(added[name]): ""
+                id(attributes[name]): ""
                 for name in _ADDED
-                if name in added and (plain or name != "_old_forward")
+                if name in attributes and (is_method or name != "_old_forward")
             }
     duplicate = copy.deepcopy(model, memo)
     for part in duplicate.modules():
         attributes = vars(part)
         if "_hf_hook" in attributes:
-            own = attributes.get("_old_forward")
+            forward = attributes.get("_old_forward")
             for name in _ADDED:
                 attributes.pop(name, None)
-            if own:
-                part.forward = own
+            if forward:
+                part.forward = forward
     vars(duplicate).pop("hf_device_map", None)
     return duplicate
 
 
 def _tie_head(model: nn.Module) -> None:
-    """Tie the head to the embedding again, as the configuration says, where their values are equal:
-    tied weights that were offloaded to disk are read as two tensors.
+    """Tie a model's head to its embedding again where the configuration says so and their values
+    are equal: tied weights that were offloaded to disk are read as two tensors.
     """
-    own = as_decoder(model)
-    if own is None:
+    decoder = as_decoder(model)
+    if decoder is None:
         config: Any = model.config
         tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # pyright: ignore
     else:
-        tied, head, embedding = own.config.tied, own.head, own.embed
-    head_weight, embedding_weight = (
-        getattr(head, "weight", None),
-        getattr(embedding, "weight", None),
-    )
+        tied, head, embedding = decoder.config.tied, decoder.head, decoder.embed
+    head_weight = getattr(head, "weight", None)
+    embedding_weight = getattr(embedding, "weight", None)
     if (
         not tied
         or head_weight is embedding_weight
@@ -165,7 +177,9 @@ def _tie_head(model: nn.Module) -> None:
 
 
 def _move_inputs(model: nn.Module, resident: nn.Module) -> None:
-    """Move inputs of a spread model's modules to the devices that accelerate's hooks name."""
+    """Register hooks on `resident`, a copy of a model that accelerate spread over several devices,
+    that move each module's inputs to its device and the output to the first.
+    """
     if len({tensor.device for tensor in resident.parameters()}) < 2:
         return
     parts = dict(resident.named_modules())
@@ -186,5 +200,5 @@ def _to_device(
 
 
 def _move(values: Any, device: Any) -> Any:
-    """Move the tensors in nested containers to a device; caches are not moved."""
+    """Move the tensors in nested containers to a device; a cache, which has no `to`, stays."""
     return tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, values)

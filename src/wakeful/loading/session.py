@@ -30,7 +30,7 @@ from wakeful.terminal.display import (
 
 @dataclass
 class Session:
-    """One call of a tool."""
+    """One call of a tool that measures models: its options, models, display and device."""
 
     options: ReadingOptions
     sources: Sequence[Source]
@@ -41,12 +41,13 @@ class Session:
     _dtypes: dict[str, str] = field(default_factory=dict)
 
     def models(self) -> Iterator[Model]:
-        """Load models in turn; drop every reference to one before asking for the next.
+        """Load the models one after another, so that only one is in memory: drop every reference to
+        a model before asking for the next.
 
         Where two models have the same name, as two runs of a preset do, the path is added to it.
 
         Raises:
-            WakefulError: a model cannot be loaded (`load`), or none is named, or one twice.
+            WakefulError: a model cannot be loaded, none is named, or one is named twice.
         """
         sources, options = self.sources, self.options
         if not sources:
@@ -85,11 +86,11 @@ class Session:
 
     @property
     def dtype(self) -> str:
-        """Type of the models' arithmetic."""
+        """Type of the models' arithmetic, for the page."""
         return same_or_each(self._dtypes)
 
     def keep(self, result: Result) -> None:
-        """Write the result's folder, if one was named."""
+        """Write the result to the folder that the options name, if any."""
         if self.options.out:
             result.save(self.options.out)
 
@@ -102,7 +103,11 @@ def open_session(
     tokenizer: AnyTokenizer | str | Path | None,
     display: DisplayFactory | None,
 ) -> Iterator[Session]:
-    """Open the session of a tool, after checking that its folder is free and its device exists."""
+    """Open the session of the tool `verb`: modules in memory are in evaluation mode within it.
+
+    Raises:
+        WakefulError: the output folder exists, or there is no such device.
+    """
     modules = modules_in_memory(sources)
     with evaluating(*modules), disable_progress_bars(), (display or default_display)(verb) as show:
         if options.out:
@@ -113,9 +118,10 @@ def open_session(
 def count_progress(
     show: Display, name: str, model: Model, *, tokens: int, passes: float = 1.0
 ) -> Callable[[int, int], None]:
-    """Return a function that shows the progress of units of `passes` forwards of `tokens`.
+    """Return a callback (done, total) that shows how many units of work are done, each of `passes`
+    forward passes over `tokens` tokens.
 
-    Before the first unit it shows how long all of them may take (`note_duration`).
+    Called with 0 done, it also shows an estimate of the total time (`note_duration`).
     """
 
     def on_progress(done: int, total: int) -> None:
@@ -130,8 +136,11 @@ def note_duration(
     show: Display, name: str, model: Model, *, tokens: int, total: int, passes: float,
     forward: float | None = None, seconds: float = 0.0,
 ) -> None:  # fmt: skip
-    """Show how long `total` units of `passes` forwards of `tokens`, and other work of so many
-    `seconds`, may take, if 30 s or more. A `forward` takes so many seconds, or is guessed.
+    """Show an estimate of the time that work takes on a model, if it is at least 30 s.
+
+    The work is `total` units of `passes` forward passes over `tokens` tokens, and `seconds` of
+    anything else. `forward` is the measured time of a pass; None estimates it from the model's
+    size.
     """
     size = sum(parameter.numel() for parameter in model.module.parameters())
     if forward is None:  # about two operations a parameter and token
@@ -146,13 +155,15 @@ def note_duration(
 
 
 def choose_data(model: Model, options: ReadingOptions, data: EvaluationData) -> EvaluationData:
-    """Return the words for a model: the task it was trained on, where the options name no text."""
+    """Return the evaluation data for a model: the task that it was trained on, if any, where the
+    options name no text, else `data`.
+    """
     if options.text or not options.source:
         return data
     return training_task(model) or data
 
 
 def describe_bos(model: Model, bos: str) -> str:
-    """Describe a model's BOS for the page."""
-    own = ", as its tokenizer does" if bos == "auto" else ""
-    return ("before every sequence" if model.starts_with_bos(bos) else "none") + own  # pyright: ignore
+    """Return words for the page on whether BOS precedes every sequence that a model reads."""
+    reason = ", as its tokenizer does" if bos == "auto" else ""
+    return ("before every sequence" if model.starts_with_bos(bos) else "none") + reason  # pyright: ignore

@@ -1,7 +1,7 @@
-"""Chat templates, rendered in a process with limits: they are programs that came with a model.
+"""Chat templates, rendered in a process with limits: a template is a program of a model's author.
 
-Jinja's sandbox keeps it from Python's objects; the system ends a process that takes more time or
-memory than any conversation needs. This file is that process's program too.
+Jinja's sandbox keeps a template from Python's objects; the system ends a process that takes more
+time or memory than any conversation needs. This file is also the program of that process.
 """
 
 import contextlib
@@ -27,35 +27,42 @@ _SECONDS = 4
 _WAITING = 120
 """Most seconds that it may take on a busy machine."""
 _MEMORY = 2**29
-"""Most bytes of its address space."""
+"""Most bytes of the process's address space."""
 _LONGEST = 2**22
 """Most characters of a template, and of its text."""
 
 
 def render_template(source: str, messages: list[dict[str, str]], **variables: Any) -> str:
-    """Return the text of a conversation in a chat template.
+    """Render a conversation by a chat template in a process of its own; return the text.
+
+    Args:
+        source: the template, in Jinja.
+        messages: the turns, each with "role" and "content".
+        **variables: further variables of the template, such as bos_token.
 
     Raises:
-        ValueError: the template is wrong, refuses the conversation, or takes too much.
+        ValueError: the template fails, refuses the conversation, or exceeds its time or memory.
     """
     if len(source) > _LONGEST:
         raise ValueError(f"it has {len(source):,} characters; {_LONGEST:,} are read")
     task = json.dumps([source, {"messages": messages, **variables}])
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", __file__], input=task.encode(), capture_output=True,
             timeout=_WAITING, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ValueError(f"it takes more than {_WAITING} s") from None
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    *_, reason = ["", *done.stderr.decode("utf-8", "replace").splitlines()]
+    if process.returncode == 0:
+        return json.loads(process.stdout)
+    *_, reason = ["", *process.stderr.decode("utf-8", "replace").splitlines()]
     raise ValueError(reason or f"it takes more than {_SECONDS} s or {_MEMORY // 2**20} MiB")
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what a model writes: here its content alone."""
+    """Jinja extension for `{% generation %}` blocks, which mark the model's answer for training:
+    only their content is rendered.
+    """
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -64,7 +71,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _raise(message: str) -> None:
+def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
@@ -77,13 +84,15 @@ def _to_json(value: object, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def _render_task(task: str) -> str:
-    """Return the text of a template with its variables, in the environment of Transformers."""
+    """Render a JSON pair of a template and its variables in Transformers' Jinja environment."""
     source, variables = json.loads(task)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    environment.globals |= {
+        "raise_exception": _raise_template_error, "strftime_now": _strftime_now,
+    }  # fmt: skip
     text = environment.from_string(source).render(tools=None, documents=None, **variables)
     if len(text) > _LONGEST:
         raise ValueError(f"it writes {len(text):,} characters, more than {_LONGEST:,}")

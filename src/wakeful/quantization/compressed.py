@@ -614,8 +614,8 @@ def _decoder_to_stock_model(
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
     for link in family.links(plain):
-        hf_name = family.stored(link.hf_name)
-        owners = [part.rpartition(".")[0] for part in link.own_names]
+        hf_name = family.checkpoint_name(link.hf_name)
+        owners = [part.rpartition(".")[0] for part in link.decoder_names]
         for owner in owners:
             cache = caches.get(f"{owner.removesuffix('.key')}.quantized")
             if cache is not None and owner.endswith(".key"):
@@ -628,7 +628,7 @@ def _decoder_to_stock_model(
                 )
             rotated.append(hf_name.rpartition(".")[0])
         if not any(owner in quantized for owner in owners):
-            tensors[hf_name] = link.join([parameters[part].detach() for part in link.own_names])
+            tensors[hf_name] = link.join([parameters[part].detach() for part in link.decoder_names])
         elif len(owners) > 1:
             raise WakefulError(
                 f"{FORMAT} has one number format per matrix, and {hf_name} of a {kind} joins "

@@ -42,12 +42,12 @@ class Variant(HasRoles):
     """Base class of objects that `build` makes from an expression, which `str` returns.
 
     A subclass takes its options as constructor arguments and keeps each under the argument's name.
-    Every variant of ours states `examples` in its own body: expressions worth testing (the contract
-    tests run over all of them); a class without them is a base. `neutral` is an expression that
-    must reproduce the plain Transformer, where there is one. `name` is what expressions call it,
-    by default the class's in small letters; a class from outside the package is called by module
-    and class. It declares in `roles` which of its parameters other rooms should treat as more than
-    its own.
+    Every variant of wakeful has `examples` in its class body: expressions worth testing (the
+    contract tests run over all of them); a class without them is a base. `neutral` is an expression
+    that must reproduce the plain Transformer, if there is one. `name` is the name in expressions,
+    by default the class's in small letters; a class from outside the package is named by module
+    and class. `roles` declares parameters that optimizers, initialization or quantization must
+    treat in a special way.
     """
 
     name: str = ""
@@ -60,6 +60,7 @@ class Variant(HasRoles):
         register_external_class(cls)
 
     def __str__(self) -> str:
+        """Return the expression that builds this variant, without options at their defaults."""
         parts = []
         for parameter in _options(type(self)).values():
             if not hasattr(self, parameter.name):
@@ -89,7 +90,9 @@ class FieldVariant(Variant):
 
 @cache
 def variants_by_name(folder: str) -> dict[str, type[Variant]]:
-    """Return every variant of a folder ("routes", "ropes", "optim.rotations" ...) by name."""
+    """Return the classes of all variants of a folder ("routes", "ropes", "optim.rotations" ...) by
+    their names in expressions.
+    """
     return {
         variant_name(kind): kind
         for kind in package_classes(folder)
@@ -98,22 +101,24 @@ def variants_by_name(folder: str) -> dict[str, type[Variant]]:
 
 
 def variant_name(kind: type[Variant]) -> str:
-    """Return a variant's name in expressions: its module and class, `name`, or its class."""
+    """Return a variant's name in expressions: `module:Class` for a class from outside the package,
+    else its `name`, else the class's name in small letters.
+    """
     return qualified_name(kind) or vars(kind).get("name", kind.__name__.lower())
 
 
 def build(folder: str, expression: str, *, imports: bool = False) -> Any:
-    """Make a fresh variant from an expression.
+    """Build a variant of a folder ("routes" ...) from an expression, such as "resformer(scale=2)".
 
-    `imports` lets modules outside the package be imported where the expression names them: only
-    for an expression that the user wrote, never for one that a file brought along.
+    `imports` allows importing modules outside the package that the expression names: only for an
+    expression that the user wrote, never for one that was read from a file.
 
     Raises:
         WakefulError: the expression does not parse, or names an unknown variant or option, or a
             class in a module that is not imported.
     """
-    reading = _Reading(folder, expression, imports, f"{_noun(folder)} expression")
-    return reading.read(reading.variant)
+    parser = _ExpressionParser(folder, expression, imports, f"{_folder_noun(folder)} expression")
+    return parser.parse(parser.build_variant)
 
 
 def build_call(
@@ -124,32 +129,35 @@ def build_call(
     folder: str = "",
     imports: bool = False,
 ) -> "partial[Any]":
-    """Return one of `known`, or a user's class or function, with the options an expression sets.
+    """Return the function that an expression names, with the options that it sets.
 
-    For what is made only once its first argument is there, such as an optimizer. An option may be
-    a variant of `folder`, or only a plain value where none is given. `imports` is as in `build`.
+    It is one of `functions`, or a user's class or function (`module:Name`), and is called later
+    with its first argument, such as an optimizer with the parameters. An option may be a variant of
+    `folder`; without `folder` it is a plain value. `field` names the setting in errors; `imports`
+    is as in `build`.
 
     Raises:
         WakefulError: as `build`, and if an option is given without its name.
     """
-    reading = _Reading(folder, expression, imports, field)
-    return reading.read(partial(reading.function, functions))
+    parser = _ExpressionParser(folder, expression, imports, field)
+    return parser.parse(partial(parser.bind_function, functions))
 
 
 def expression_of(folder: str, part: Variant) -> str:
-    """Return the expression that builds a variant like this one; it is built once, as a check.
+    """Return the expression that builds a variant like `part`, after building it once as a check.
 
     Raises:
-        WakefulError: it is not a variant of this folder, or its class cannot be found by its name.
+        WakefulError: `part` is not a variant of this folder, or the expression does not name its
+            class.
     """
     if not isinstance(part, Variant):
         raise WakefulError(f"{part!r} is neither an expression nor a variant of {folder}")
     expression = str(part)
     try:
-        again = build(folder, expression)
+        rebuilt = build(folder, expression)
     except WakefulError as error:
         raise WakefulError(f"{expression} cannot be written down and read again: {error}") from None
-    if type(again) is not type(part):
+    if type(rebuilt) is not type(part):
         raise WakefulError(
             f"{expression} names another class than this object's: define the class once, at the "
             "top of a module"
@@ -163,45 +171,56 @@ def external_names(expression: str) -> list[str]:
 
 
 def external_module_files(*values: object) -> dict[str, str]:
-    """Return the files of the imported modules that the strings of tables name, by module."""
-    return module_files(name for text in _strings(values) for name in external_names(text))
+    """Return the files of the imported modules that strings in nested tables and lists name as
+    `module:Name`, by module.
+    """
+    return module_files(name for text in _iterate_strings(values) for name in external_names(text))
 
 
-def _strings(value: object) -> Iterator[str]:
+def _iterate_strings(value: object) -> Iterator[str]:
+    """Yield every string in nested tables, lists and tuples."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(item)
+            yield from _iterate_strings(item)
 
 
-class _Reading:
-    """One expression on its way to a variant."""
+class _ExpressionParser:
+    """Parser of one expression; `title` names the expression in errors.
+
+    Python cannot parse `module:Name`, so each is replaced by a Python name; `external` has the
+    originals by these names.
+    """
 
     def __init__(self, folder: str, expression: str, imports: bool, title: str) -> None:
         self.folder = folder
         self.expression = expression
         self.imports = imports
         self.title = title
-        self.foreign: dict[str, str] = {}
+        self.external: dict[str, str] = {}
 
-    def _stand_in(self, match: re.Match[str]) -> str:
-        """Return a Python name that replaces a `module:Name`."""
+    def _replace_external(self, match: re.Match[str]) -> str:
+        """Return the Python name that replaces a matched `module:Name`; a string stays."""
         if match[1] is not None:
             return match[0]
-        name = f"foreign_{len(self.foreign)}_"
-        self.foreign[name] = match[2]
+        name = f"external_{len(self.external)}_"
+        self.external[name] = match[2]
         return name
 
-    def read(self, make: Callable[[ast.expr], Any]) -> Any:
-        """Return the object that `make` makes of the parsed expression."""
+    def parse(self, build_from: Callable[[ast.expr], Any]) -> Any:
+        """Parse the expression; return the result of `build_from` on its syntax tree.
+
+        Raises:
+            WakefulError: the expression is too long, does not parse, or is nested too deeply.
+        """
         if len(self.expression) > _LONGEST:
             raise WakefulError(
                 f"{self.title} of {len(self.expression)} characters, "
                 f"{self.expression[:40]!r}...: at most {_LONGEST} are read"
             )
         try:
-            parseable = _FOREIGN.sub(self._stand_in, self.expression)
+            parseable = _FOREIGN.sub(self._replace_external, self.expression)
             tree = ast.parse(parseable.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise WakefulError(
@@ -209,32 +228,35 @@ class _Reading:
                 "call such as name(option=1)"
             ) from None
         try:
-            return make(tree)
+            return build_from(tree)
         except RecursionError:
             raise WakefulError(f"{self.title} {self.expression!r} is nested too deeply") from None
 
-    def variant(self, node: ast.expr, *, inside: bool = False) -> Any:
-        """Return the variant that a node names; `inside` says that it is another's option."""
-        call, called = self._call(node)
-        kind = self._kind(called, inside)
-        arguments = [self._value(argument) for argument in call.args]
-        keywords = self._keywords(call, _options(kind))
-        _check_types(variant_name(kind), kind, keywords)
+    def build_variant(self, node: ast.expr, *, is_option: bool = False) -> Any:
+        """Build the variant that a syntax node names; `is_option`: as an option of another one."""
+        call, called = self._as_call(node)
+        variant_class = self._find_class(called, is_option)
+        arguments = [self._evaluate(argument) for argument in call.args]
+        keywords = self._evaluate_keywords(call, _options(variant_class))
+        _check_types(variant_name(variant_class), variant_class, keywords)
         try:
-            _signature(kind).bind(*arguments, **keywords)
+            _signature(variant_class).bind(*arguments, **keywords)
         except TypeError as error:
             raise WakefulError(
                 f"{self._unparse(call.func)}: {error} in {self.expression!r}"
             ) from None
-        return kind(*arguments, **keywords)
+        return variant_class(*arguments, **keywords)
 
-    def function(
+    def bind_function(
         self, functions: Mapping[str, Callable[..., Any]], node: ast.expr
     ) -> "partial[Any]":
-        call, called = self._call(node)
+        """Return the function that a syntax node names, one of `functions` or a user's, with the
+        options that the node sets.
+        """
+        call, called = self._as_call(node)
         name = self._unparse(call.func)
         target = functions.get(called)
-        if called in self.foreign:
+        if called in self.external:
             target = external_object(name, imports=self.imports)
             if not callable(target):
                 raise WakefulError(f"{self.title}={name!r} is neither a class nor a function")
@@ -246,12 +268,13 @@ class _Reading:
         if call.args:
             raise WakefulError(f"{name}: name the option that is {self._unparse(call.args[0])}")
         options = list(_options(target).items())[1:]  # the first argument is the caller's
-        keywords = self._keywords(call, dict(options))
+        keywords = self._evaluate_keywords(call, dict(options))
         if called in functions:
             _check_types(name, target, keywords)
         return partial(target, **keywords)
 
-    def _call(self, node: ast.expr) -> tuple[ast.Call, str]:
+    def _as_call(self, node: ast.expr) -> tuple[ast.Call, str]:
+        """Return a node as a call, a bare name without arguments, and the name that is called."""
         if isinstance(node, ast.Name):
             node = ast.Call(func=node, args=[], keywords=[])
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -261,7 +284,10 @@ class _Reading:
             )
         return node, node.func.id
 
-    def _keywords(self, call: ast.Call, options: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    def _evaluate_keywords(
+        self, call: ast.Call, options: Mapping[str, inspect.Parameter]
+    ) -> dict[str, Any]:
+        """Return the values of a call's named arguments, each of which must be in `options`."""
         name = self._unparse(call.func)
         keywords: dict[str, Any] = {}
         for keyword in call.keywords:
@@ -275,35 +301,43 @@ class _Reading:
                 )
             if keyword.arg in keywords:
                 raise WakefulError(f"{name}: {keyword.arg} is given twice in {self.expression!r}")
-            keywords[keyword.arg] = self._value(keyword.value)
+            keywords[keyword.arg] = self._evaluate(keyword.value)
         return keywords
 
-    def _kind(self, name: str, inside: bool) -> type[Variant]:
-        if name in self.foreign:
-            return self._foreign_kind(self.foreign[name])
-        kinds = variants_by_name(self.folder)
-        if name not in kinds:
-            noun, named = _allowed_kinds(self.folder, inside)
-            raise WakefulError(
-                f"unknown {noun} {name!r}{did_you_mean(name, kinds)}; there are {', '.join(named)}"
-            )
-        return kinds[name]
+    def _find_class(self, name: str, is_option: bool) -> type[Variant]:
+        """Return the class of a variant by its name in the expression.
 
-    def _foreign_kind(self, name: str) -> type[Variant]:
-        kind = external_object(name, imports=self.imports)
-        bases = _bases(self.folder)
-        if not isinstance(kind, type) or not issubclass(kind, bases):
-            reason = "there is no such class" if kind is None else "it is not one"
+        Raises:
+            WakefulError: the folder has no variant of that name, or a user's class is not one.
+        """
+        if name in self.external:
+            return self._find_external_class(self.external[name])
+        classes = variants_by_name(self.folder)
+        if name not in classes:
+            noun, allowed = _allowed_names(self.folder, is_option)
+            raise WakefulError(
+                f"unknown {noun} {name!r}{did_you_mean(name, classes)}; there are "
+                f"{', '.join(allowed)}"
+            )
+        return classes[name]
+
+    def _find_external_class(self, name: str) -> type[Variant]:
+        """Return a user's class `module:Name`, which must be derived from a base of the folder."""
+        external = external_object(name, imports=self.imports)
+        bases = _base_classes(self.folder)
+        if not isinstance(external, type) or not issubclass(external, bases):
+            reason = "there is no such class" if external is None else "it is not one"
             raise WakefulError(
                 f"{name} must be a subclass of {' or '.join(base.__name__ for base in bases)}, and "
                 f"{reason}"
             )
-        return kind
+        return external
 
-    def _value(self, node: ast.expr) -> Any:
+    def _evaluate(self, node: ast.expr) -> Any:
+        """Return the value of an argument: a `range`, a variant, or a literal."""
         call = node.func if isinstance(node, ast.Call) else None
         if isinstance(node, ast.Call) and isinstance(call, ast.Name) and call.id == "range":
-            bounds = [self._value(argument) for argument in node.args]
+            bounds = [self._evaluate(argument) for argument in node.args]
             if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
                 raise WakefulError(f"range takes one to three integers, not {ast.unparse(node)!r}")
             if bounds[2:] == [0] or any(abs(bound) > _LARGEST for bound in bounds):
@@ -313,7 +347,7 @@ class _Reading:
                 )
             return range(*bounds)
         if self.folder and isinstance(node, ast.Name | ast.Call):
-            return self.variant(node, inside=True)
+            return self.build_variant(node, is_option=True)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -322,48 +356,63 @@ class _Reading:
             ) from None
 
     def _unparse(self, node: ast.expr) -> str:
+        """Return a node's source text, with every `module:Name` as it was written."""
         text = ast.unparse(node)
-        for name, meant in self.foreign.items():
-            text = text.replace(name, meant)
+        for name, original in self.external.items():
+            text = text.replace(name, original)
         return text
 
 
 @cache
-def _bases(folder: str) -> tuple[type[Variant], ...]:
+def _base_classes(folder: str) -> tuple[type[Variant], ...]:
+    """Return the public base classes of a folder's variants: those without `examples`."""
     return tuple(
-        kind
-        for kind in package_classes(folder)
-        if issubclass(kind, Variant)
-        and "examples" not in vars(kind)
-        and not kind.__name__.startswith("_")
+        variant_class
+        for variant_class in package_classes(folder)
+        if issubclass(variant_class, Variant)
+        and "examples" not in vars(variant_class)
+        and not variant_class.__name__.startswith("_")
     )
 
 
-def _noun(folder: str) -> str:
+def _folder_noun(folder: str) -> str:
     """Return the name of a folder's variants in messages: "scheme" of "quantization.schemes"."""
     return _NOUNS.get(folder, folder.rpartition(".")[2].removesuffix("s"))
 
 
-def _allowed_kinds(folder: str, inside: bool) -> tuple[str, list[str]]:
-    """Return the kind allowed in an expression, or `inside` one as an option, and its names.
+def _allowed_names(folder: str, is_option: bool) -> tuple[str, list[str]]:
+    """Return what an expression may name, for its error message: a noun, and all allowed names.
 
-    A folder may hold parts of its variants too, such as the grids of schemes.
+    A folder may hold parts of its variants too, such as the grids of quantization schemes, which
+    are allowed only as an option (`is_option`) of another variant.
     """
-    noun, kinds, bases = _noun(folder), variants_by_name(folder), _bases(folder)
-    mains = tuple(base for base in bases if base.__name__.lower() == noun)
-    parts = tuple(base for base in bases if not issubclass(base, mains)) if mains else ()
-    if not parts:
-        return noun, [name for name, kind in kinds.items() if issubclass(kind, mains or kind)]
-    chosen = parts if inside else mains
-    named = [name for name, kind in kinds.items() if issubclass(kind, chosen) and name != noun]
-    return " or ".join(base.__name__.lower() for base in chosen), named
+    noun, classes, bases = _folder_noun(folder), variants_by_name(folder), _base_classes(folder)
+    main_bases = tuple(base for base in bases if base.__name__.lower() == noun)
+    part_bases: tuple[type[Variant], ...] = ()
+    if main_bases:
+        part_bases = tuple(base for base in bases if not issubclass(base, main_bases))
+    if not part_bases:
+        return noun, [
+            name for name, found in classes.items() if issubclass(found, main_bases or found)
+        ]
+    allowed_bases = part_bases if is_option else main_bases
+    names = [
+        name for name, found in classes.items() if issubclass(found, allowed_bases) and name != noun
+    ]
+    return " or ".join(base.__name__.lower() for base in allowed_bases), names
 
 
-def _check_types(title: str, kind: Callable[..., Any], keywords: dict[str, Any]) -> None:
+def _check_types(title: str, target: Callable[..., Any], keywords: dict[str, Any]) -> None:
+    """Check that `keywords`, options of a class or function, have the annotated types and are
+    finite; convert integers to floats in place where floats are annotated.
+
+    Raises:
+        WakefulError: a value has another type; `title` names the class or function.
+    """
     if not keywords:
         return
     try:
-        hints = get_type_hints(kind.__init__ if isinstance(kind, type) else kind)
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
     except NameError as error:
         raise WakefulError(f"the types of {title}'s options cannot be found: {error}") from None
     for name, value in keywords.items():
@@ -380,7 +429,9 @@ def _check_types(title: str, kind: Callable[..., Any], keywords: dict[str, Any])
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value has the type of an option, or is one of its choices."""
+    """Tell whether a value fits a type hint: a class, float, a union, a `Literal`, a list or a
+    tuple; any other hint fits every value.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType, Literal):
         return any(

@@ -1,8 +1,8 @@
-"""The classes that variants are made of: those that a package's files define, and a user's.
+"""Discovery of the classes of variants: those in the files of a package, and a user's.
 
-What a user's own modules add is kept in one table, which is all that a file that was read (a run,
-a recipe, a model's configuration) can choose from. An exported model carries another file in this
-one's place, which names only what it needs.
+Classes from outside the package are kept in one table. A file that was read (a run, a recipe, a
+model's configuration) can name only classes in it. An exported model has another file in place of
+this one, which lists only the classes that it needs.
 """
 
 import contextlib
@@ -18,19 +18,21 @@ from types import ModuleType
 from wakeful.errors import WakefulError
 
 CONSENT = "WAKEFUL_IMPORT"
-"""The environment variable that lists modules or their files, by commas, which a run or an export
+"""The environment variable with the modules or files, separated by commas, that a run or an export
 may name; `--import` adds to it for one command."""
 
 
 class NotTrusted(WakefulError):
-    """A file names a module of a user's, and the user has not said that it may be imported."""
+    """A file names a module outside the package that the user has not allowed to be imported."""
 
     def __init__(self, name: str, folder: str = "", files: Mapping[str, str] | None = None) -> None:
+        """Build the message: `folder` names the object `name` (`module:Name`), and `files` are the
+        files that the folder recorded for its modules, which `--import` is suggested for.
+        """
         module = name.partition(":")[0]
         files = files or {}
-        flags = [
-            path or own for own, path in {module: "", **files}.items() if not consent_entry(own)
-        ]
+        paths = {module: "", **files}
+        flags = [file or entry for entry, file in paths.items() if not consent_entry(entry)]
         location = f" ({files[module]})" if files.get(module) else ""
         super().__init__(
             f"{name}{location} is not part of wakeful, and no module is imported because "
@@ -46,7 +48,8 @@ purpose adds nothing to it: `os:system` in a file is a name that is not there.""
 
 
 def package_classes(folder: str) -> Iterator[type]:
-    """Yield every class of the package `wakeful.folder`: its own, then its files' by their names.
+    """Yield every class that the package `wakeful.folder` defines: in `__init__`, then in its files
+    in the order of their names.
 
     A folder inside another is written with a dot ("optim.rotations").
     """
@@ -60,20 +63,20 @@ def package_classes(folder: str) -> Iterator[type]:
 
 
 def register_external_class(kind: type) -> None:
-    """Add a class from outside the package to the table, by its module and name."""
+    """Add a class to the table of classes by `module:Name`, if it is from outside the package."""
     if name := qualified_name(kind):
         _OUTSIDE[name] = kind
 
 
 def external_object(name: str, *, imports: bool) -> object:
-    """Return the object `module:Name` from outside the package; None if there is no such name.
+    """Return the object `module:Name` from outside the package; None if the module lacks the name.
 
-    A name that the user wrote (`imports`), or whose module the user trusts, is added to the table,
-    and its module imported. Any other name must be in the table.
+    The module is imported only where the user wrote the name (`imports`) or trusts the module
+    (`CONSENT`); any other name must belong to a class that is in the table already.
 
     Raises:
-        NotTrusted: the name is not in the table and not to be added.
-        WakefulError: its module cannot be imported.
+        NotTrusted: the name is not in the table, and its module must not be imported.
+        WakefulError: the module cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
     entry = consent_entry(module_name)
@@ -86,7 +89,9 @@ def external_object(name: str, *, imports: bool) -> object:
 
 
 def consent_entry(module: str) -> str:
-    """Return the entry of `CONSENT` that names a module, by its name or its file; "" for none."""
+    """Return the entry of the environment variable `CONSENT` that allows a module, by the module's
+    name or the path of its file; "" for none.
+    """
     path = PurePosixPath(*module.split("."))
     files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
     entries = filter(None, os.environ.get(CONSENT, "").split(","))
@@ -99,7 +104,7 @@ def consent_entry(module: str) -> str:
 
 @contextlib.contextmanager
 def trust_modules(entries: Sequence[str]) -> Iterator[None]:
-    """Let files name these modules, given by name or by file, until the context ends.
+    """Allow files to name these modules, each given by name or path, within a context.
 
     Raises:
         WakefulError: there is no such file, or its name has a comma.
@@ -109,20 +114,22 @@ def trust_modules(entries: Sequence[str]) -> Iterator[None]:
             raise WakefulError(f"--import {entry}: there is no such file")
         if "," in entry or not entry:
             raise WakefulError(f"--import {entry!r}: name a module or a file, without a comma")
-    before = os.environ.get(CONSENT)
+    previous = os.environ.get(CONSENT)
     if entries:
-        os.environ[CONSENT] = ",".join(filter(None, [before, *entries]))
+        os.environ[CONSENT] = ",".join(filter(None, [previous, *entries]))
     try:
         yield
     finally:
         if entries:
             os.environ.pop(CONSENT)
-            os.environ.update({} if before is None else {CONSENT: before})
+            os.environ.update({} if previous is None else {CONSENT: previous})
 
 
 @contextlib.contextmanager
 def suggest_files(folder: object, files: Mapping[str, str]) -> Iterator[None]:
-    """Let the refusal of a module that a folder names list all the `files` that it remembers."""
+    """Make the error for a module that must not be imported suggest all modules that `folder`
+    names, with the `files` (by module) that it recorded for them.
+    """
     try:
         yield
     except NotTrusted as error:
@@ -131,20 +138,21 @@ def suggest_files(folder: object, files: Mapping[str, str]) -> Iterator[None]:
 
 def module_files(names: Iterable[str]) -> dict[str, str]:
     """Return the file of each imported module that a `module:Name` names, by the module's name."""
-    modules = {name: sys.modules.get(name) for name in (entry.partition(":")[0] for entry in names)}
+    module_names = [name.partition(":")[0] for name in names]
+    modules = {name: sys.modules.get(name) for name in module_names}
     files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
     return {name: os.path.abspath(file) for name, file in files.items() if file}
 
 
 def qualified_name(kind: type) -> str:
-    """Return `module:Name` of a class from outside the package, and "" for one of ours."""
+    """Return `module:Name` of a class from outside the package; "" for a class of wakeful."""
     inside = kind.__module__.split(".")[0] == __name__.split(".")[0]
     return "" if inside else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _import_module(module_name: str, name: str, entry: str) -> ModuleType:
-    """Import a module that the user allowed by `entry`: from that file, if it is a path of one,
-    else as Python finds it, also in the working directory. `name` is for the error message.
+    """Import a module: from the file `entry`, if that is a path, else as Python finds it, including
+    in the working directory. `name` (`module:Name`) is for the error message.
     """
     # The console script, unlike `python -m`, leaves the working directory out of the path.
     folder = os.getcwd()

@@ -1,7 +1,7 @@
 """Names of weights in families of models: which axis of each lies in the residual stream.
 
-Names and axes only, so that nothing here needs Transformers. A model's own modules know better:
-where they declare roles (`wakeful.variants.roles`), nobody asks this table.
+The table has names and axes only, so that nothing here needs Transformers. It is used only for
+models whose modules declare no roles (`wakeful.variants.roles`).
 """
 
 import dataclasses
@@ -38,8 +38,10 @@ class MatrixPatterns:
     transposed: bool = False
     """True if layers store their matrices as (in, out), like `Conv1D`, not (out, in)."""
 
-    def in_layer(self, name: str) -> tuple[str, Role] | None:
-        """Return the stack and the role of a layer's matrix, or None for another name."""
+    def match_in_layer(self, name: str) -> tuple[str, Role] | None:
+        """Return the prefix of the layer stack and the role of a matrix inside a layer; None where
+        its name does not fit the family's patterns.
+        """
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
             stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
             if stack is not None:
@@ -47,8 +49,10 @@ class MatrixPatterns:
                 return stack[1], dataclasses.replace(role, residual=axis)
         return None
 
-    def outside(self, name: str) -> Role | None:
-        """Return the role of an embedding, a head or an internal matrix; None for another name."""
+    def match_outside(self, name: str) -> Role | None:
+        """Return the role of a matrix outside of layers: an embedding, a head or an internal one;
+        None where its name does not fit the family's patterns.
+        """
         for pattern, role in ((self.tables, TABLE), (self.heads, HEAD), (self.internal, INTERNAL)):
             if re.fullmatch(rf"(?:.*\.)?(?:{pattern})\.weight", name):
                 return role
@@ -186,19 +190,19 @@ FAMILIES = (
 
 
 def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, Role]]:
-    """Return the family and the role of every matrix whose name some family knows.
+    """Return the family's name and the role of every matrix in `shapes` whose name fits a family.
 
-    Each stack of layers (a model may have several) takes the family that knows most of its
-    matrices and whose axes in the residual stream all have one width there: names that fit by
-    accident, or matrices stored the other way around, do not. Embeddings and heads go by the
-    families that have a stack.
+    A model may have several stacks of layers. A stack is of the family whose patterns fit most of
+    its matrices and give the residual stream one width in all of them, which excludes names that
+    fit by accident and matrices that are stored transposed. Embeddings and heads are found by the
+    patterns of the stacks' families.
     """
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     best: dict[str, tuple[MatrixPatterns, dict[str, Role]]] = {}
     for family in FAMILIES:
         stacks: dict[str, dict[str, Role]] = {}
         for name in matrices:
-            match = family.in_layer(name)
+            match = family.match_in_layer(name)
             if match is not None:
                 stacks.setdefault(match[0], {})[name] = match[1]
         for stack, roles in stacks.items():
@@ -211,7 +215,7 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
         result |= {name: (family.name, role) for name, role in roles.items()}
     for family, _ in best.values():
         for name in matrices.keys() - result.keys():
-            role = family.outside(name)
+            role = family.match_outside(name)
             if role is not None:
                 result[name] = (family.name, role)
     return result
@@ -223,5 +227,11 @@ _PLAIN = dataclasses.replace(
 
 
 def role_outside_layers(name: str) -> Role | None:
-    """Return the role of an embedding, a head or a matrix apart that goes by a usual name."""
-    return next(filter(None, (family.outside(name) for family in (*FAMILIES, _PLAIN))), None)
+    """Return the role of a matrix outside of layers (embedding, head or internal) by the name that
+    some family has for it; None for another name.
+    """
+    for family in (*FAMILIES, _PLAIN):
+        role = family.match_outside(name)
+        if role is not None:
+            return role
+    return None

@@ -1,4 +1,4 @@
-"""Names of a Transformers model's attention: theirs, ours, and those put before it."""
+"""Names of a Transformers model's attention implementation: Transformers', ours, and wrappers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,27 +8,30 @@ if TYPE_CHECKING:
 SOFTMAX1 = "wakeful_softmax1"
 """softmax-1 in place of a model's own softmax (`wakeful.hf.softmax1`)."""
 KNOWN = ("sdpa", "eager", SOFTMAX1)
-"""Those whose queries, keys and values can be watched and rounded."""
-_BEFORE = "wakeful_before_"
-"""Of an attention that does something to keys and values and then calls the one that it names."""
+"""Implementations whose queries, keys and values can be observed and rounded."""
+_WRAPPER_PREFIX = "wakeful_before_"
+"""Prefix of an attention that changes keys and values and then calls the one that it names."""
 
 
-def wrapped_attention_name(own: str, operation: str) -> str:
-    """Return what an attention is called that does something, `what`, before it calls `own`."""
-    return f"{_BEFORE}{own}_{operation}"
+def wrapped_attention_name(inner: str, operation: str) -> str:
+    """Return the name of an attention implementation that does `operation` and then calls `inner`,
+    as in "wakeful_before_sdpa_round".
+    """
+    return f"{_WRAPPER_PREFIX}{inner}_{operation}"
 
 
 def attention_implementation(model: "PreTrainedModel") -> str | None:
-    """Return the name of a model's attention implementation, the inner one where one is before it.
-
-    Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.
+    """Return the name of a model's attention implementation ("sdpa", "eager" ...); of a wrapped one
+    (`wrapped_attention_name`), such as for a quantized cache, the inner name.
     """
     return implementation_in_config(model.config.get_text_config(decoder=True))
 
 
 def implementation_in_config(config: Any) -> str | None:
-    """Return the attention implementation that one configuration names, the inner one as above."""
-    name = getattr(config, "_attn_implementation", None)  # absent while one is being made
-    if name and name.startswith(_BEFORE):
-        return name.removeprefix(_BEFORE).rpartition("_")[0]
+    """Return the attention implementation that a Transformers configuration names; of a wrapped
+    one, the inner name.
+    """
+    name = getattr(config, "_attn_implementation", None)  # absent while a config is being built
+    if name and name.startswith(_WRAPPER_PREFIX):
+        return name.removeprefix(_WRAPPER_PREFIX).rpartition("_")[0]
     return name

@@ -46,7 +46,7 @@ def group_entry_points(group: str) -> Mapping[str, EntryPoint]:
 
 
 def load_plugin_verb(name: str) -> Verb | None:
-    """Return a verb that an installed package adds, if one adds any of that name."""
+    """Return the verb that an installed package adds under this name; None if no package does."""
     point = group_entry_points("verbs").get(name)
     return point.load() if point else None
 
@@ -64,11 +64,13 @@ def preset_folders() -> list[Path]:
 def import_optional(
     package: str, *, extra: str, wants: str, module: str = "", otherwise: str = ""
 ) -> Any:
-    """Return the module of a package that only an extra of wakeful's installs.
+    """Import an optional package, which `pip install wakeful[extra]` installs; return its module.
+
+    `module` is the module's name where it differs from the package's. `wants` (what needs the
+    package) begins the error message, and `otherwise` (an alternative) ends it.
 
     Raises:
-        WakefulError: it is missing; `wants` needs it, and `otherwise` goes on from the command that
-            installs it.
+        WakefulError: the package is not installed.
     """
     try:
         return importlib.import_module(module or package.replace("-", "_"))

@@ -1,8 +1,8 @@
 """Roles of parameters, which decide on initialization, weight decay, rotation and quantization.
 
 The module that creates a parameter declares its role in a method `roles()`. Optimizers,
-initialization, quantization and heirs ask for roles and know no parameter's name. Enumerating a
-model (`named_parameters()`, `parameters()`, `modules()`, its own or a wrapper's) marks its
+initialization, quantization and inheritance use roles, never a parameter's name. Enumerating a
+model (by `named_parameters()`, `parameters()` or `modules()`, also of a wrapper) marks its
 parameters with their roles, so that `role_of` needs the parameter alone.
 """
 
@@ -80,9 +80,9 @@ class RoleMarks:
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        """Yield the modules as `nn.Module` does, each after its parameters have their marks."""
+        """Yield modules as `nn.Module` does, each after marking its parameters with their roles."""
         module: Any = super()  # `nn.Module` comes after this class
-        marking = _marking(module.__self__)
+        marking = _mark_modules(module.__self__)
         marked: set[nn.Module] = set()
         for name, part in module.named_modules(memo, prefix, remove_duplicate):
             while part not in marked and (marked_part := next(marking, None)) is not None:
@@ -91,13 +91,15 @@ class RoleMarks:
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
-    """Return the declared roles of a model's parameters by full name; a tied parameter's once."""
-    return {name: role for _, parameters in _walk(model) for name, _, role in parameters}
+    """Return the declared roles of a model's parameters by their full names; a tied parameter has
+    one name, the first.
+    """
+    return {name: role for _, parameters in _iterate_roles(model) for name, _, role in parameters}
 
 
 def mark_roles(model: nn.Module) -> None:
-    """Mark every parameter that a module of the model declares with its role."""
-    for _ in _marking(model):
+    """Mark every parameter of a model that has a declared role with that role."""
+    for _ in _mark_modules(model):
         pass
 
 
@@ -106,16 +108,25 @@ def role_of(parameter: Tensor) -> Role | None:
     return getattr(parameter, "_wakeful_role", None)
 
 
-def _marking(model: nn.Module) -> Iterator[nn.Module]:
-    """Mark the parameters of one module after another; yield each module when it is done."""
-    for module, parameters in _walk(model):
+def _mark_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Mark the parameters of one module after another with their roles; yield each module once its
+    parameters are marked.
+    """
+    for module, parameters in _iterate_roles(model):
         for _, parameter, role in parameters:
             parameter._wakeful_role = role  # pyright: ignore[reportAttributeAccessIssue]
         yield module
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Parameter, Role]]]]:
-    """Yield modules in the order of `named_modules`, each with its own parameters and roles."""
+def _iterate_roles(
+    model: nn.Module,
+) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Parameter, Role]]]]:
+    """Yield the modules of a model in the order of `named_modules`, each with the full name, the
+    parameter and the role of every parameter directly in it that has a role.
+
+    A role is declared by the innermost module with `roles()` that names the parameter, else by the
+    innermost `default_role`.
+    """
     visited: set[int] = set()
     waiting: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
     while waiting:

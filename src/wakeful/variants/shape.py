@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The skeleton of a decoder: how many layers and heads, and how wide.
+    """Numbers of layers, heads and channels of a decoder.
 
     H = `num_heads` query heads, G = `num_kv_heads` key/value heads (G divides H), d = `head_width`
     channels a head, D = `width` channels in the residual stream, N = `num_layers`, V =

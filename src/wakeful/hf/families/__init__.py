@@ -10,7 +10,7 @@ STOCK = (
 """Families that a decoder is tried on, in this order, before it is written as our own class. It
 fits where `from_hf_config` returns its configuration from the result of `to_hf_config`."""
 FAMILIES: dict[str, Family] = {
-    kind: family for family in (*STOCK, own.FAMILY) for kind in family.kinds
+    model_type: family for family in (*STOCK, own.FAMILY) for model_type in family.model_types
 }
 """By `model_type`. SmolLM is a Llama, Pythia a GPT-NeoX."""
 

@@ -1,4 +1,4 @@
-"""Families of architectures: conversion of configurations, and names of tensors."""
+"""Families of Transformers architectures: conversion of configurations, and names of tensors."""
 
 import dataclasses
 import re
@@ -24,12 +24,12 @@ Join = Callable[[Tensors], Tensor]
 SplitFunction = Callable[[Tensor], Sequence[Tensor]]
 
 
-def _only(tensors: Sequence[Tensor]) -> Tensor:
+def _unwrap_tensor(tensors: Sequence[Tensor]) -> Tensor:
     (tensor,) = tensors
     return tensor
 
 
-def _alone(tensor: Tensor) -> Sequence[Tensor]:
+def _wrap_tensor(tensor: Tensor) -> Sequence[Tensor]:
     return (tensor,)
 
 
@@ -41,51 +41,53 @@ class Link:
     """
 
     hf_name: str
-    own_names: tuple[str, ...]
-    split: SplitFunction = _alone
-    join: Join = _only
+    decoder_names: tuple[str, ...]
+    split: SplitFunction = _wrap_tensor
+    join: Join = _unwrap_tensor
 
 
-def unchanged_links(hf_name: str, own_name: str, *parts: str) -> list[Link]:
-    """Return the links of a module's tensors (`weight`, `bias`) that are stored unchanged."""
-    return [Link(f"{hf_name}.{part}", (f"{own_name}.{part}",)) for part in parts]
+def unchanged_links(hf_name: str, decoder_name: str, *parts: str) -> list[Link]:
+    """Return one link for each of `parts` (`weight`, `bias`) of a module whose tensors have the
+    same values in a Transformers checkpoint and in our decoder, and only another name.
+    """
+    return [Link(f"{hf_name}.{part}", (f"{decoder_name}.{part}",)) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of architectures that our decoder can be converted from and to.
+    """A family of Transformers architectures that our decoder can be converted from and to.
 
-    `from_hf_config` converts a configuration of Transformers to ours, with a context of that many
-    tokens (0: its own); it raises an error for what our decoder cannot represent. `to_hf_config`
-    converts ours to the nearest of the family, which is the same model only if `from_hf_config`
-    returns ours from it. `links` names every tensor of such a
-    model, without the `prefix` that a model with a head puts before those of its body.
+    `from_hf_config(config, max_length)` converts a configuration of Transformers to ours, with a
+    context of `max_length` tokens (0: the configuration's own); it raises an error for a field that
+    our decoder cannot represent. `to_hf_config` converts ours to the nearest of the family, which
+    is the same model only if `from_hf_config` converts it back to ours. `links` names every tensor
+    of such a model, without the `prefix` that checkpoints put before the names of the body.
     """
 
-    kinds: tuple[str, ...]
-    """The `model_type`s that are read; the order of families is that in which a decoder tries them
-    on."""
+    model_types: tuple[str, ...]
+    """The `model_type`s of configurations that belong to the family."""
     prefix: str
     from_hf_config: Callable[[PreTrainedConfig, int], ModelConfig]
     to_hf_config: Callable[[ModelConfig], PreTrainedConfig]
     links: Callable[[ModelConfig], list[Link]]
     head: str = "lm_head.weight"
     aliases: tuple[tuple[str, str], ...] = ()
-    """Older names of tensors, and what they are called now."""
+    """Older names of tensors in checkpoints, each with the name that links use."""
     ignored: str = r"(?!)"
     """A regular expression for the end of names of constants that old checkpoints store."""
 
-    def stored(self, name: str) -> str:
-        """Return the name under which checkpoints hold a tensor that a link names."""
-        return name if name == self.head else self.prefix + name
+    def checkpoint_name(self, link_name: str) -> str:
+        """Return a tensor's full name in checkpoints, given its name in a link (`Link.hf_name`)."""
+        return link_name if link_name == self.head else self.prefix + link_name
 
-    def name(self, stored: str) -> str:
-        """Return the name a link uses for a stored tensor."""
-        return dict(self.aliases).get(stored, stored.removeprefix(self.prefix))
+    def link_name(self, checkpoint_name: str) -> str:
+        """Return a tensor's name in links, given its name in a checkpoint."""
+        aliases = dict(self.aliases)
+        return aliases.get(checkpoint_name, checkpoint_name.removeprefix(self.prefix))
 
-    def ignores(self, stored: str) -> bool:
-        """Tell whether a stored tensor is a constant that the model computes itself."""
-        return re.search(rf"(?:^|\.)(?:{self.ignored})$", stored) is not None
+    def ignores(self, checkpoint_name: str) -> bool:
+        """Tell whether a checkpoint's tensor is a constant that the model computes itself."""
+        return re.search(rf"(?:^|\.)(?:{self.ignored})$", checkpoint_name) is not None
 
 
 COMMON_FIELDS = {
@@ -97,7 +99,7 @@ COMMON_FIELDS = {
     "tie_word_embeddings": "tied",
     "initializer_range": "init_std",
 }
-"""Fields of Transformers and what they are called here, where their values are the same."""
+"""Names of fields in Transformers' configurations, and in `ModelConfig` for the same value."""
 GELU: dict[str, MLPName] = {
     "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact",
 }  # fmt: skip
@@ -106,24 +108,28 @@ GELU_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 
 
 def read_fields(config: PreTrainedConfig, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return our fields that a configuration of Transformers has under other names."""
-    return {own_name: getattr(config, hf_name) for hf_name, own_name in names.items()}
+    """Return fields of `ModelConfig` with their values in a Transformers configuration.
+
+    `names` maps each field's name in Transformers to its name in `ModelConfig`.
+    """
+    return {our_name: getattr(config, hf_name) for hf_name, our_name in names.items()}
 
 
 def transformers_fields(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a Transformers configuration that we have under other names.
+    """Return fields of a Transformers configuration with their values in our `config`.
 
-    `names` maps theirs to ours; bos_token_id and eos_token_id are None.
+    `names` maps each field's name in Transformers to its name in `ModelConfig`. bos_token_id and
+    eos_token_id are None, since `ModelConfig` has no special tokens.
     """
-    fields = {hf_name: getattr(config, own_name) for hf_name, own_name in names.items()}
+    fields = {hf_name: getattr(config, our_name) for hf_name, our_name in names.items()}
     return fields | {"bos_token_id": None, "eos_token_id": None}
 
 
 def check_field(config: PreTrainedConfig, name: str, *allowed: object) -> None:
-    """Check a field that our decoder has only some values for.
+    """Check that a field of a Transformers configuration has a value that our decoder supports.
 
     Raises:
-        WakefulError: it has another value, or no such field.
+        WakefulError: its value is not one of `allowed`, or the configuration has no such field.
     """
     if not hasattr(config, name):
         raise WakefulError(f"the {config.model_type} configuration has no {name}")
@@ -134,21 +140,23 @@ def check_field(config: PreTrainedConfig, name: str, *allowed: object) -> None:
 
 
 def unsupported(config: PreTrainedConfig, problem: str) -> WakefulError:
-    """Return the error for a configuration that has what our decoder cannot be."""
+    """Return the error for a Transformers configuration that our decoder cannot represent."""
     return WakefulError(
         f"our decoder cannot be this {config.model_type}: its configuration has {problem}"
     )
 
 
-def read_rope(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, str, float]:
-    """Return RoPE's base, our name of its scaling, and the share of each head's channels it turns.
+def read_rope(config: PreTrainedConfig, layer_type: str = "") -> tuple[float, str, float]:
+    """Return the RoPE of a Transformers configuration: its base θ, the expression of its scaling
+    in `ModelConfig.rope`, and the share of each head's channels that it rotates.
 
-    Where the layers are of several kinds, `kind_of_layer` names the one that is meant.
+    `layer_type` ("full_attention" or "sliding_attention") selects one of several RoPEs, for a
+    configuration that has one per type of layer.
 
     Raises:
         WakefulError: the scaling depends on the text's length, or is unknown.
     """
-    parameters = config.rope_parameters[kind_of_layer] if kind_of_layer else config.rope_parameters
+    parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
     kind = parameters.get("rope_type", "default")
     match kind:
         case "default":
@@ -173,7 +181,7 @@ def read_rope(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float,
 
 
 def rope_parameters(config: ModelConfig) -> dict[str, Any]:
-    """Return RoPE's parameters as Transformers writes them."""
+    """Return Transformers' `rope_parameters` for our configuration's RoPE base and scaling."""
     scaling = build("ropes", config.rope)
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     match scaling:
@@ -191,10 +199,11 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
 
 
 def canonical_config(config: ModelConfig) -> ModelConfig:
-    """Return the same model described in full, so that equal models have equal descriptions.
+    """Return the configuration with every default written out, so that two configurations of the
+    same function compare equal.
 
-    A constant sink is a learned one that says so with its values; layers whose RoPE and window are
-    those of all others are not local.
+    A constant sink (softmax-1) becomes a learned sink, whose stored values say that it is constant.
+    Layers listed as local whose RoPE and window are those of all other layers are not local.
     """
     normalizer = build("normalizers", config.normalizer)
     if isinstance(normalizer, Softmax1):
@@ -225,34 +234,41 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
 
 
 def rotary_width(share: float, head_width: int) -> int:
-    """Return the channels that a share of a head is; 0 for all of them, as `ModelConfig` says."""
-    turned = int(head_width * share)
-    return 0 if turned == head_width else turned
+    """Return how many of a head's channels RoPE rotates, as `ModelConfig.rotary_width` has it: 0
+    stands for all of them.
+    """
+    rotated = int(head_width * share)
+    return 0 if rotated == head_width else rotated
 
 
 def choose_context(config: PreTrainedConfig, max_length: int) -> int:
-    """Return the context to build: `max_length` tokens, or the configuration's own where it is 0.
+    """Return the context length to build: `max_length` tokens, or for 0 the configuration's own.
 
     Raises:
-        WakefulError: that is longer than the model's own.
+        WakefulError: `max_length` exceeds the configuration's `max_position_embeddings`.
     """
-    own = config.max_position_embeddings
-    if max_length > own:
-        raise WakefulError(f"max_length = {max_length} is longer than the model's context of {own}")
-    return max_length or own
+    full = config.max_position_embeddings
+    if max_length > full:
+        raise WakefulError(
+            f"max_length = {max_length} is longer than the model's context of {full}"
+        )
+    return max_length or full
 
 
 def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
-    """Return our description with the window of those layers that have one within the context.
+    """Return `decoder_config` with the sliding window of a Transformers configuration.
+
+    A window at least as long as the context hides nothing and is left out. Our decoder has one set
+    of local layers, which share both the window and, if it differs, their RoPE.
 
     Raises:
-        WakefulError: these layers are not those that have positions of their own.
+        WakefulError: the layers with the window are not the local layers that the RoPE names.
     """
     window = getattr(config, "sliding_window", None)
     if config.model_type in _WITHOUT_WINDOWS:
         window = None
-    kinds = getattr(config, "layer_types", None) or [SLIDING] * decoder_config.num_layers
-    sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+    layer_types = getattr(config, "layer_types", None) or [SLIDING] * decoder_config.num_layers
+    sliding = tuple(n for n, layer_type in enumerate(layer_types) if layer_type == SLIDING)
     if window is None or not sliding or window >= decoder_config.max_length:
         return decoder_config
     if not decoder_config.local_layers and decoder_config.rope == "plain":
@@ -270,7 +286,7 @@ def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
 
 
 def window_fields(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of Transformers that say which layers have a window, and which."""
-    kinds = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
+    """Return Transformers' fields `sliding_window` and `layer_types` for our configuration."""
+    layer_types = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
     window = config.window if config.has_short_window else config.max_length
-    return {"sliding_window": window, "layer_types": kinds}
+    return {"sliding_window": window, "layer_types": layer_types}

@@ -15,7 +15,7 @@ from wakeful.variants import build
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration of a Gemma 2 or the text part of a Gemma 3."""
+    """Convert the configuration of a Gemma 2 or of the text part of a Gemma 3 to ours."""
     c: Any = config
     third = c.model_type == "gemma3_text"
     base.check_field(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
@@ -40,6 +40,11 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def _local_theta(config: PreTrainedConfig) -> float:
+    """Return the RoPE base of a Gemma 3's layers with a sliding window.
+
+    Raises:
+        WakefulError: the RoPE of these layers is scaled.
+    """
     theta, scaling, _ = base.read_rope(config, base.SLIDING)
     if scaling != "plain":
         kind = config.rope_parameters[base.SLIDING]["rope_type"]
@@ -72,27 +77,29 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return every tensor of a checkpoint with our parameters; norms are stored less one."""
+    """Return a link for every tensor of a Gemma checkpoint; it stores norm weights minus one."""
     return [
-        dataclasses.replace(link, split=_one_more, join=_one_less)
+        dataclasses.replace(link, split=_add_one, join=_subtract_one)
         if link.hf_name.endswith("norm.weight")
         else link
         for link in llama.links(config)
     ]
 
 
-def _one_more(tensor: Tensor) -> Sequence[Tensor]:
+def _add_one(tensor: Tensor) -> Sequence[Tensor]:
+    """Return a norm's weight from the one that the checkpoint stores, in at least float32."""
     return (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1,)
 
 
-def _one_less(tensors: Sequence[Tensor]) -> Tensor:
+def _subtract_one(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a norm's weight as the checkpoint stores it, in at least float32."""
     (tensor,) = tensors
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) - 1
 
 
 FAMILY = dataclasses.replace(
     llama.FAMILY,
-    kinds=("gemma2", "gemma3_text"),
+    model_types=("gemma2", "gemma3_text"),
     from_hf_config=from_hf_config,
     to_hf_config=to_hf_config,
     links=links,

@@ -12,7 +12,7 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families import base
 
-_ALIKE = {
+_FIELD_NAMES = {
     "vocab_size": "vocab_size",
     "n_positions": "max_length",
     "n_layer": "num_layers",
@@ -35,7 +35,7 @@ _CONV1D = {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration of a GPT-2."""
+    """Convert the configuration of a GPT-2 to ours."""
     c: Any = config
     base.check_field(config, "activation_function", *base.GELU)
     base.check_field(config, "scale_attn_weights", True)
@@ -44,7 +44,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         raise WakefulError(
             f"max_length = {max_length}, but a gpt2 has learned positions, {c.n_positions} of them"
         )
-    fields = base.read_fields(config, _ALIKE) | {"mlp_width": c.n_inner or 4 * c.n_embd}
+    fields = base.read_fields(config, _FIELD_NAMES) | {"mlp_width": c.n_inner or 4 * c.n_embd}
     return ModelConfig(
         **fields,
         norm="layernorm",
@@ -58,14 +58,14 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-2, without dropout."""
     return GPT2Config(
-        **base.transformers_fields(config, _ALIKE),
+        **base.transformers_fields(config, _FIELD_NAMES),
         activation_function=base.GELU_NAMES.get(config.mlp, "gelu_new"),
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     )
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
+    """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
     pairs = base.unchanged_links("wte", "embed", "weight") + base.unchanged_links(
         "wpe", "positions", "weight"
     )
@@ -74,29 +74,31 @@ def links(config: ModelConfig) -> list[base.Link]:
         pairs += base.unchanged_links("lm_head", "head", "weight")
     for layer in range(config.num_layers):
         hf_prefix, prefix = f"h.{layer}", f"blocks.{layer}"
-        for hf_name, own_name in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
+        for hf_name, decoder_name in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
             pairs += base.unchanged_links(
-                f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias"
+                f"{hf_prefix}.{hf_name}", f"{prefix}.{decoder_name}", "weight", "bias"
             )
-        for hf_name, own_names in _CONV1D.items():
-            split = partial(_split, len(own_names))
+        for hf_name, decoder_names in _CONV1D.items():
+            split = partial(_split_conv1d, len(decoder_names))
             for part in ("weight", "bias"):
-                held = tuple(f"{prefix}.{own_name}.{part}" for own_name in own_names)
-                pairs.append(base.Link(f"{hf_prefix}.{hf_name}.{part}", held, split, _join))
+                held = tuple(f"{prefix}.{decoder_name}.{part}" for decoder_name in decoder_names)
+                pairs.append(base.Link(f"{hf_prefix}.{hf_name}.{part}", held, split, _join_conv1d))
     return pairs
 
 
-def _split(count: int, tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.t().chunk(count)  # a bias stays as it is in t()
+def _split_conv1d(count: int, tensor: Tensor) -> Sequence[Tensor]:
+    """Transpose a `Conv1D` matrix (in, out) and split its outputs into `count` equal matrices."""
+    return tensor.t().chunk(count)  # t() leaves a bias as it is
 
 
-def _join(tensors: base.Tensors) -> Tensor:
+def _join_conv1d(tensors: base.Tensors) -> Tensor:
+    """Join matrices (out, in) into the matrix (in, out) of a `Conv1D`."""
     first, *rest = tensors
     return (torch.cat(tensors) if rest else first).t()
 
 
 FAMILY = base.Family(
-    kinds=("gpt2",),
+    model_types=("gpt2",),
     prefix="transformer.",
     from_hf_config=from_hf_config,
     to_hf_config=to_hf_config,

@@ -13,16 +13,18 @@ from wakeful.hf.families import base
 from wakeful.hf.families.gpt2 import PROJECTIONS
 
 _GELU: dict[str, MLPName] = {**base.GELU, "gelu_fast": "gelu"}
-_ALIKE = base.COMMON_FIELDS | {"layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel"}
+_FIELD_NAMES = base.COMMON_FIELDS | {
+    "layer_norm_eps": "norm_eps", "use_parallel_residual": "parallel",
+}  # fmt: skip
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration of a GPT-NeoX."""
+    """Convert the configuration of a GPT-NeoX to ours."""
     c: Any = config
     base.check_field(config, "hidden_act", *_GELU)
     theta, rope, share = base.read_rope(config)
     return ModelConfig(
-        **base.read_fields(config, _ALIKE),
+        **base.read_fields(config, _FIELD_NAMES),
         max_length=base.choose_context(config, max_length),
         norm="layernorm",
         positions="rotary",
@@ -39,7 +41,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a GPT-NeoX."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
-    fields = base.transformers_fields(config, _ALIKE)
+    fields = base.transformers_fields(config, _FIELD_NAMES)
     fields["hidden_size"] = config.num_heads * head_width
     return GPTNeoXConfig(
         **fields,
@@ -51,7 +53,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
+    """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
     pairs = base.unchanged_links("embed_in", "embed", "weight")
     pairs += base.unchanged_links("final_layer_norm", "norm", "weight", "bias")
     if not config.tied:
@@ -60,14 +62,14 @@ def links(config: ModelConfig) -> list[base.Link]:
     attention_parts = ("weight", "bias") if config.qkv_bias else ("weight",)
     for layer in range(config.num_layers):
         hf_prefix, prefix = f"layers.{layer}", f"blocks.{layer}"
-        for hf_name, own_name in (
+        for hf_name, decoder_name in (
             ("input_layernorm", "attention_norm"),
             ("post_attention_layernorm", "mlp_norm"),
             ("mlp.dense_h_to_4h", "mlp.up"),
             ("mlp.dense_4h_to_h", "mlp.down"),
         ):
             pairs += base.unchanged_links(
-                f"{hf_prefix}.{hf_name}", f"{prefix}.{own_name}", "weight", "bias"
+                f"{hf_prefix}.{hf_name}", f"{prefix}.{decoder_name}", "weight", "bias"
             )
         pairs += base.unchanged_links(
             f"{hf_prefix}.attention.dense", f"{prefix}.attention.out", *attention_parts
@@ -75,22 +77,30 @@ def links(config: ModelConfig) -> list[base.Link]:
         for part in attention_parts:
             three = tuple(f"{prefix}.{name}.{part}" for name in PROJECTIONS)
             fused = f"{hf_prefix}.attention.query_key_value.{part}"
-            pairs.append(base.Link(fused, three, partial(_split, heads), partial(_join, heads)))
+            pairs.append(
+                base.Link(fused, three, partial(_split_heads, heads), partial(_join_heads, heads))
+            )
     return pairs
 
 
-def _split(heads: int, tensor: Tensor) -> Sequence[Tensor]:
-    """Take apart rows that are grouped by head: its query, its key, its value."""
-    grouped = tensor.unflatten(0, (heads, 3, -1))
-    return tuple(grouped[:, which].flatten(0, 1) for which in range(3))
+def _split_heads(heads: int, tensor: Tensor) -> Sequence[Tensor]:
+    """Split a fused projection (heads · 3 · d, in), whose rows go head by head through query, key
+    and value, into the three projections (heads · d, in).
+    """
+    by_head = tensor.unflatten(0, (heads, 3, -1))
+    return tuple(by_head[:, part].flatten(0, 1) for part in range(3))
 
 
-def _join(heads: int, tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([tensor.unflatten(0, (heads, -1)) for tensor in tensors], 1).flatten(0, 2)
+def _join_heads(heads: int, tensors: Sequence[Tensor]) -> Tensor:
+    """Fuse query, key and value projections (heads · d, in) head by head, the inverse of
+    `_split_heads`.
+    """
+    by_head = [tensor.unflatten(0, (heads, -1)) for tensor in tensors]
+    return torch.stack(by_head, 1).flatten(0, 2)
 
 
 FAMILY = base.Family(
-    kinds=("gpt_neox",),
+    model_types=("gpt_neox",),
     prefix="gpt_neox.",
     from_hf_config=from_hf_config,
     to_hf_config=to_hf_config,

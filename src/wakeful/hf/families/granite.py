@@ -30,7 +30,7 @@ SWA: type[Any] | None = getattr(transformers, "GraniteSWAConfig", None)
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration of a Granite, or of one with sinks."""
+    """Convert the configuration of a Granite, or of a Granite SWA (with sinks), to ours."""
     c: Any = config
     check_field(config, "hidden_act", "silu", "swish")
     check_field(config, "residual_multiplier", 1.0)
@@ -48,21 +48,28 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         query_scalar=divisor,
         embedding="plain" if c.embedding_multiplier == 1 else "scaled",
     )
-    return decoder_config if c.model_type == "granite" else _with_sinks(config, decoder_config)
+    return decoder_config if c.model_type == "granite" else _add_sinks(config, decoder_config)
 
 
-def _with_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
+def _add_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
+    """Return `decoder_config` with the sinks, RoPE bases and window of a Granite SWA.
+
+    Its layers have one RoPE base each (0: no RoPE). Local layers are those with the window or,
+    where the window hides nothing, those with the smallest of several bases.
+
+    Raises:
+        WakefulError: local layers have several bases, or the other layers do.
+    """
     c: Any = config
     bases = [float(theta) for theta in c.layer_rope_theta]
-    local = [n for n, kind in enumerate(c.layer_types) if kind == SLIDING]
+    local = [n for n, layer_type in enumerate(c.layer_types) if layer_type == SLIDING]
     if not local or c.sliding_window is None or c.sliding_window >= decoder_config.max_length:
         local = [n for n, theta in enumerate(bases) if theta == min(bases) < max(bases)]
-    usual = {theta for n, theta in enumerate(bases) if n not in local} or {
-        decoder_config.rope_theta
-    }
-    near = {bases[n] for n in local} or {0.0}
-    scaled = decoder_config.rope != "plain" and near != {0.0}
-    if len(usual) > 1 or len(near) > 1 or usual == {0.0} or scaled:
+    global_bases = {theta for n, theta in enumerate(bases) if n not in local}
+    global_bases = global_bases or {decoder_config.rope_theta}
+    local_bases = {bases[n] for n in local} or {0.0}
+    scaled = decoder_config.rope != "plain" and local_bases != {0.0}
+    if len(global_bases) > 1 or len(local_bases) > 1 or global_bases == {0.0} or scaled:
         raise unsupported(
             config,
             f"layer_rope_theta = {bases}, and only one base outside of the layers with a window "
@@ -71,15 +78,15 @@ def _with_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelC
     decoder_config = dataclasses.replace(
         decoder_config,
         normalizer=str(Softmax1(learned=True)),
-        rope_theta=usual.pop(),
+        rope_theta=global_bases.pop(),
         local_layers=tuple(local),
-        local_theta=near.pop(),
+        local_theta=local_bases.pop(),
     )
     return add_window(config, decoder_config)
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Granite, or of one with sinks."""
+    """Return the nearest configuration of a Granite, or with sinks that of a Granite SWA."""
     common: dict[str, Any] = llama.shared_fields(config) | {
         "head_dim": config.shape.head_width,
         "attention_bias": config.out_bias,
@@ -100,7 +107,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
+    """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
     pairs = llama.links(config)
     if isinstance(build("normalizers", config.normalizer), Softmax1):
         for layer in range(config.num_layers):
@@ -111,7 +118,7 @@ def links(config: ModelConfig) -> list[Link]:
 
 FAMILY = dataclasses.replace(
     llama.FAMILY,
-    kinds=("granite", "granite_swa"),
+    model_types=("granite", "granite_swa"),
     from_hf_config=from_hf_config,
     to_hf_config=to_hf_config,
     links=links,

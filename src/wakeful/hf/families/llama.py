@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.families import base
 from wakeful.variants import build
 
-_ALIKE = base.COMMON_FIELDS | {"rms_norm_eps": "norm_eps"}
+_FIELD_NAMES = base.COMMON_FIELDS | {"rms_norm_eps": "norm_eps"}
 _NORMS = {
     "pre": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
     "peri": (
@@ -35,7 +35,7 @@ _NORMS = {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration of a Llama or one of its kin."""
+    """Convert the configuration of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 to ours."""
     c: Any = config
     base.check_field(config, "hidden_act", "silu", "swish")
     shared = shared_config(config, max_length)
@@ -44,20 +44,18 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         bias=bool(getattr(c, "mlp_bias", False)),
         attention_bias="qkv" if c.model_type == "qwen2" else shared.attention_bias,
         qk_norm=c.model_type == "qwen3",
-        local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
+        local_layers=_layers_without_rope(c) if c.model_type == "smollm3" else (),
     )
     return base.add_window(config, decoder_config)
 
 
-def shared_config(
-    config: PreTrainedConfig, max_length: int, kind_of_layer: str = ""
-) -> ModelConfig:
-    """Return the part of our configuration that a Llama and its relatives determine alike.
+def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "") -> ModelConfig:
+    """Convert the fields that a Llama's configuration shares with its relatives' to ours.
 
-    `kind_of_layer` is as of `read_rope`.
+    `layer_type` selects the RoPE where the configuration has one per type of layer.
     """
     c: Any = config
-    theta, rope, share = base.read_rope(config, kind_of_layer)
+    theta, rope, share = base.read_rope(config, layer_type)
     if share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
             f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "
@@ -65,7 +63,7 @@ def shared_config(
         )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return ModelConfig(
-        **base.read_fields(config, _ALIKE),
+        **base.read_fields(config, _FIELD_NAMES),
         max_length=base.choose_context(config, max_length),
         num_kv_heads=c.num_key_value_heads,
         head_width=head_width,
@@ -80,22 +78,25 @@ def shared_config(
     )
 
 
-def _without_rope(config: Any) -> tuple[int, ...]:
-    turned = config.no_rope_layers[: config.num_hidden_layers]
-    return tuple(layer for layer, turns in enumerate(turned) if not turns)
+def _layers_without_rope(config: Any) -> tuple[int, ...]:
+    """Return the layers of a SmolLM3 whose flag in `no_rope_layers` is 0: they have no RoPE."""
+    rope_flags = config.no_rope_layers[: config.num_hidden_layers]
+    return tuple(layer for layer, has_rope in enumerate(rope_flags) if not has_rope)
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Llama, or of one of its kin that has what it lacks."""
+    """Return the nearest configuration of a Llama, or of the relative (SmolLM3, Qwen3, Mistral,
+    Qwen2) that has the layers without RoPE, norms, window or biases that a Llama lacks.
+    """
     common: dict[str, Any] = shared_fields(config) | {"head_dim": config.shape.head_width}
     biased: dict[str, Any] = {"attention_bias": config.out_bias}
     narrow: dict[str, Any] = {}
     if config.has_short_window:
         narrow = base.window_fields(config) | {"use_sliding_window": True}
     if config.local_layers and not config.local_theta:
-        turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
+        rope_flags = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
         biased |= {"mlp_bias": config.bias, "pad_token_id": None}
-        return SmolLM3Config(**common, **narrow, **biased, no_rope_layers=turned)
+        return SmolLM3Config(**common, **narrow, **biased, no_rope_layers=rope_flags)
     if config.qk_norm:
         return Qwen3Config(**common, **narrow, **biased)
     if config.has_short_window and not config.qkv_bias:
@@ -106,8 +107,10 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def shared_fields(config: ModelConfig) -> dict[str, Any]:
-    """Return what the configurations of a Llama and all its kin call alike."""
-    return base.transformers_fields(config, _ALIKE) | {
+    """Return the fields that configurations of a Llama and its relatives share, under
+    Transformers' names.
+    """
+    return base.transformers_fields(config, _FIELD_NAMES) | {
         "max_position_embeddings": config.max_length,
         "num_key_value_heads": config.shape.num_kv_heads,
         "rope_parameters": base.rope_parameters(config),
@@ -115,7 +118,7 @@ def shared_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
+    """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
     pairs = base.unchanged_links("embed_tokens", "embed", "weight") + base.unchanged_links(
         "norm", "norm", "weight"
     )
@@ -131,23 +134,23 @@ def links(config: ModelConfig) -> list[base.Link]:
             ("mlp.gate_proj", "mlp.gate", config.bias),
             ("mlp.up_proj", "mlp.up", config.bias),
             ("mlp.down_proj", "mlp.down", config.bias),
-            *((hf_name, own_name, False) for hf_name, own_name in norms),
+            *((hf_name, decoder_name, False) for hf_name, decoder_name in norms),
         ]
         if config.qk_norm:
             modules += [
                 ("self_attn.q_norm", "attention.query.norm", False),
                 ("self_attn.k_norm", "attention.key.norm", False),
             ]
-        for hf_name, own_name, biased in modules:
+        for hf_name, decoder_name, biased in modules:
             parts = ("weight", "bias") if biased else ("weight",)
             pairs += base.unchanged_links(
-                f"layers.{layer}.{hf_name}", f"blocks.{layer}.{own_name}", *parts
+                f"layers.{layer}.{hf_name}", f"blocks.{layer}.{decoder_name}", *parts
             )
     return pairs
 
 
 FAMILY = base.Family(
-    kinds=("llama", "mistral", "qwen2", "qwen3", "smollm3"),
+    model_types=("llama", "mistral", "qwen2", "qwen3", "smollm3"),
     prefix="model.",
     from_hf_config=from_hf_config,
     to_hf_config=to_hf_config,

@@ -9,7 +9,7 @@ from wakeful.hf.families import llama
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration of an OLMo 2."""
+    """Convert the configuration of an OLMo 2 to ours."""
     plain = llama.from_hf_config(config, max_length)
     return dataclasses.replace(plain, placement="reordered", qk_norm=True, qk_norm_whole=True)
 
@@ -21,5 +21,5 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 FAMILY = dataclasses.replace(
-    llama.FAMILY, kinds=("olmo2",), from_hf_config=from_hf_config, to_hf_config=to_hf_config
+    llama.FAMILY, model_types=("olmo2",), from_hf_config=from_hf_config, to_hf_config=to_hf_config
 )

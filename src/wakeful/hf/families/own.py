@@ -13,7 +13,11 @@ from wakeful.model.decoder import Decoder
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return the description that the configuration carries."""
+    """Return our configuration that an exported model's configuration holds under `parts`.
+
+    Raises:
+        WakefulError: the configuration has no `parts`, or `max_length` is not the model's context.
+    """
     parts = getattr(config, "parts", None)  # of whatever class: a folder's own code has another
     if not isinstance(parts, dict):
         raise WakefulError(
@@ -29,7 +33,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
+    """Return a link for every tensor of an exported model's checkpoint, each to one parameter."""
     with torch.device("meta"):
         names = [name for name, _ in Decoder(config).named_parameters()]
     return [
@@ -42,7 +46,7 @@ def links(config: ModelConfig) -> list[Link]:
 
 
 FAMILY = Family(
-    kinds=("wakeful",),
+    model_types=("wakeful",),
     prefix="model.",
     from_hf_config=from_hf_config,
     to_hf_config=WakefulConfig.of,

@@ -25,7 +25,9 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return every tensor of a Transformers checkpoint with our parameters that it holds."""
+    """Return a link for every tensor of a Phi-3 checkpoint, which fuses query, key and value
+    projections into one matrix, and the gate and up projections into another.
+    """
     shape = config.shape
     heads, groups = (n * shape.head_width for n in (shape.num_heads, shape.num_kv_heads))
     rows = {
@@ -37,10 +39,14 @@ def links(config: ModelConfig) -> list[Link]:
     for layer in range(config.num_layers):
         for fused, parts in rows.items():
             half = f"layers.{layer}.{fused.partition('.')[0]}"
-            own_names = tuple(plain.pop(f"{half}.{part}.weight").own_names[0] for part in parts)
+            decoder_names = tuple(
+                plain.pop(f"{half}.{part}.weight").decoder_names[0] for part in parts
+            )
             split = partial(torch.split, split_size_or_sections=[*parts.values()])
-            pairs.append(Link(f"layers.{layer}.{fused}.weight", own_names, split, torch.cat))
+            pairs.append(Link(f"layers.{layer}.{fused}.weight", decoder_names, split, torch.cat))
     return [*plain.values(), *pairs]
 
 
-FAMILY = dataclasses.replace(llama.FAMILY, kinds=("phi3",), to_hf_config=to_hf_config, links=links)
+FAMILY = dataclasses.replace(
+    llama.FAMILY, model_types=("phi3",), to_hf_config=to_hf_config, links=links
+)
