@@ -68,7 +68,7 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
     with torch.inference_mode():  # as a user may call it
         ways = [
             collect_statistics(model, layers, tokens, gram=True, weights=heard),
-            collect_statistics(model, layers, tokens, gram=True, weighs_in_pass=True),
+            collect_statistics(model, layers, tokens, gram=True, weighs_by_gradient=True),
         ]
     for name in layers:
         total = torch.zeros(2 * [weight_and_bias(layers[name])[0].shape[1]])

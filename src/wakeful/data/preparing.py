@@ -391,7 +391,7 @@ def _store_documents(
     spool = Spool(path)
     documents = read_documents(source, text_field=text_field)
     spool.fill(_report_bytes(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
-    if not len(spool):
+    if not len(spool):  # an empty source was refused when it was read
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")
     progress("reading", spool.num_bytes, spool.num_bytes)
     return spool

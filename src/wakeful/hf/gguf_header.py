@@ -74,7 +74,10 @@ class _Reader:
         """Move on by `count` bytes and return where they begin."""
         start = self.position
         if count > len(self.data) - start:
-            raise self.damage_error(f"byte {start} announces {count:,} more than the file has")
+            rest = len(self.data) - start
+            raise self.damage_error(
+                f"{count:,} bytes are announced from byte {start} on, of which {rest:,} exist"
+            )
         self.position += count
         return start
 

@@ -80,7 +80,7 @@ def check_bridge(decoder: Decoder) -> None:
                 f"behind the matrix that would carry a bridge; give --bridge.map none"
             )
         norm = behind_mlp(block)
-        if norm is not None and type(norm).take_scale is Norm.take_scale:
+        if norm is not None and type(norm).take_scale_and_bias is Norm.take_scale_and_bias:
             raise WakefulError(
                 f"model.norm = {norm} behind the matrix that would carry a bridge does more than "
                 f"scale channels; give --bridge.map none"
@@ -99,7 +99,8 @@ def bridge(
     autocast: AbstractContextManager[object] = NO_AUTOCAST,
     progress: OnProgress = ignore_progress,
 ) -> list[BridgeGap]:
-    """Bridge the gaps between an heir's layers, in place; return each bridge with its errors.
+    """Put a linear map in place of each run of dropped layers, fitted by ridge regression to the
+    reference; change the heir and return each map with its errors.
 
     Gaps are bridged in order of depth, each with the earlier bridges in place. Both models run over
     the whole text layer by layer, so that memory holds the activations of one layer of each. Normal

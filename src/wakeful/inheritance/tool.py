@@ -349,7 +349,8 @@ def _load_reference(
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
     original, model = model.module, convert_to_decoder(model, show)
     decoder = model.decoder()
-    # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
+    # A user's own module must not change, so it is copied; a path is read in float32 when resumed,
+    # and so now.
     if decoder is original or decoder.head.weight.dtype != torch.float32:
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
     # The teacher of heirs, also after resuming, is read from the path: it must have these weights,
@@ -369,7 +370,9 @@ def _digest(decoder: Decoder) -> str:
 
 
 def _with_context(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with lengths within the reference's context, and its use of BOS."""
+    """Return the options, where unset lengths are at most the reference's context and an unset BOS
+    is as the reference's tokenizer has it.
+    """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)

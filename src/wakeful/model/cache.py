@@ -79,7 +79,7 @@ class Cache:
         return tensor[:, :, : self.before + end].transpose(1, 2)
 
     def read(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return the heads of the text so far."""
+        """Return the keys or values of the text so far, without those stored before it."""
         end = self.before + self.length
         tensor = self._tensors[slot]
         assert tensor is not None  # `extend` comes first

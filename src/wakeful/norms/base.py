@@ -49,7 +49,7 @@ class Norm(Variant, nn.Module, ABC):
         """Create the parameters for one position in the model."""
         self.spec = spec
 
-    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+    def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         """Remove the scales γ and biases β of the channels from the norm, and return them.
 
         The remaining norm commutes with rotations (of vectors with zero mean, where it `centers`).

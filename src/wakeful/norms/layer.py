@@ -20,7 +20,7 @@ class LayerNorm(Norm):
         self.bias = nn.Parameter(torch.zeros(spec.width)) if spec.bias else None
 
     @torch.no_grad()
-    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+    def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         scale = self.weight.detach().clone()
         bias = None if self.bias is None else self.bias.detach().clone()
         self.weight.fill_(1.0)

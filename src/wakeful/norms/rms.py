@@ -77,7 +77,7 @@ class RMSNorm(Norm):
         self.weight = nn.Parameter(torch.ones(spec.width))
 
     @torch.no_grad()
-    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+    def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         scale = self.weight.detach().clone()
         self.weight.fill_(1.0)
         return scale, None
@@ -100,7 +100,7 @@ class RMSNormSingle(Norm):
         super().attach(spec)
         self.weight = nn.Parameter(torch.ones(1))
 
-    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+    def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         return None, None  # one number commutes with everything
 
     @torch.no_grad()

@@ -316,12 +316,12 @@ class OrthoAdam(torch.optim.Optimizer):
                 raise WakefulError(f"the state has {saved_name} where this optimizer has {mine}")
 
     def _check_state(self, state: Mapping[str, Any], parameter: Tensor) -> None:
-        """Raise `WakefulError` if a moment or rotation is missing or misshapen."""
+        """Raise `WakefulError` if the step, a moment or a rotation is missing or misshapen."""
         if not state:
             return
         rotated = self._rotated[parameter]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("exp_avg", "exp_avg_sq"), rotated.shape)
-        if self._recipe.learns:
+        if self._recipe.learns:  # new rotations tell the shapes that a state must have
             fresh = replace(rotated, rotations=self._recipe.make_all(rotated, parameter))
             shapes |= {key: tuple(tensor.shape) for key, tensor in fresh.learned().items()}
         for key in ("step", *shapes):

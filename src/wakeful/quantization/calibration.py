@@ -34,7 +34,7 @@ def collect_statistics(
     *,
     gram: bool = False,
     weights: TokenWeights | None = None,
-    weighs_in_pass: bool = False,
+    weighs_by_gradient: bool = False,
     outputs: bool = False,
 ) -> dict[str, InputStatistics]:
     """Return statistics of each layer's inputs in the full-precision model on calibration tokens.
@@ -47,18 +47,18 @@ def collect_statistics(
         calibration: token ids (B, L), one batch after another.
         gram: also compute the inputs' Gram matrices XᵀX.
         weights: weights of the tokens in each layer's XᵀX, computed before.
-        weighs_in_pass: compute those weights in the same pass, forward and back.
+        weighs_by_gradient: compute those weights in the same pass, forward and back.
         outputs: also record the largest outputs, which multiplies every layer a second time.
 
     Raises:
         WakefulError: calibration text never reaches a layer.
     """
     collector = _Collector(
-        layers, gram=gram, outputs=outputs, weights=weights, weighs_in_pass=weighs_in_pass
+        layers, gram=gram, outputs=outputs, weights=weights, weighs_by_gradient=weighs_by_gradient
     )
     with ExitStack() as hooks:
         read = partial(logits_of, model)
-        if weighs_in_pass:
+        if weighs_by_gradient:
             gradients = capture_output_gradients(model, layers, collector.add_weighted_products)
             read = hooks.enter_context(gradients)
         hooks.enter_context(hooked(layers, after=collector.add_call))
@@ -80,18 +80,18 @@ class _Collector:
 
     def __init__(
         self, layers: Mapping[str, nn.Module], *, gram: bool, outputs: bool,
-        weights: TokenWeights | None, weighs_in_pass: bool,
+        weights: TokenWeights | None, weighs_by_gradient: bool,
     ) -> None:  # fmt: skip
         self.layers, self.gram, self.outputs = layers, gram, outputs
-        self.weights, self.weighs_in_pass = weights or {}, weighs_in_pass
-        self.weighted = weighs_in_pass or weights is not None
+        self.weights, self.weighs_by_gradient = weights or {}, weighs_by_gradient
+        self.weighted = weighs_by_gradient or weights is not None
         self.statistics: dict[str, InputStatistics] = {}
         self._batch_index = 0
         self._calls = Counter[str]()
         self._waiting: dict[tuple[str, int], tuple[Tensor, InputStatistics]] = {}
         """Inputs by layer and call, until the gradient that weighs them is known."""
         self._inputs: list[tuple[weakref.ref[Tensor], InputStatistics]] = []
-        """Input tensors of this forward pass that are still alive."""
+        """Weak references to this forward pass's inputs, each with the statistics it went into."""
 
     def begin_batch(self, index: int) -> None:
         """Prepare for the batch with this index; weights of tokens are looked up by it."""
@@ -110,7 +110,7 @@ class _Collector:
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         call = self._calls[name]
         self._calls[name] += 1
-        if self.weighs_in_pass:
+        if self.weighs_by_gradient:
             self._waiting[name, call] = rows, statistics
         elif self.weighted:
             weights = self.weights[name][self._batch_index].get(call)

@@ -104,11 +104,11 @@ class _LayerRounding:
             raise WakefulError(f"{method} rounds block after block, one format at a time")
         token_weights = None
         layer_groups = iter([dict(layers)])
-        weighs_in_pass = (
+        weighs_by_gradient = (
             method.weighs_tokens and not method.sequential and products_fit_memory(layers)
         )
         if method.needs_gram:
-            if method.weighs_tokens and not weighs_in_pass:
+            if method.weighs_tokens and not weighs_by_gradient:
                 token_weights = compute_token_weights(model, layers, self.text)
             layer_groups = layers_by_block(model, layers, self.text, rerun_blocks=method.sequential)
         norm_readers: set[str] = set()
@@ -117,7 +117,7 @@ class _LayerRounding:
         sharing = self._layers_sharing_outer_scale()
         try:
             for group in layer_groups:
-                statistics = self._collect_statistics(group, token_weights, weighs_in_pass)
+                statistics = self._collect_statistics(group, token_weights, weighs_by_gradient)
                 for name, layer_statistics in statistics.items():
                     layer_statistics.reads_norm = not method.norms or name in norm_readers
                 replacements: dict[str, nn.Module] = {}
@@ -136,7 +136,7 @@ class _LayerRounding:
         return list(self.schemes.values())
 
     def _collect_statistics(
-        self, layers: dict[str, nn.Module], weights: TokenWeights | None, weighs_in_pass: bool
+        self, layers: dict[str, nn.Module], weights: TokenWeights | None, weighs_by_gradient: bool
     ) -> dict[str, InputStatistics]:
         """Return what the schemes need to know of calibration text at some layers, if anything."""
         schemes = self._scheme_list
@@ -144,7 +144,7 @@ class _LayerRounding:
         if not static and schemes[0].method is None:
             return {}
         return collect_statistics(
-            self.model, layers, self.text, weights=weights, weighs_in_pass=weighs_in_pass,
+            self.model, layers, self.text, weights=weights, weighs_by_gradient=weighs_by_gradient,
             gram=schemes[0].rounding.needs_gram,
             outputs=static and any(scheme.outputs for scheme in schemes),
         )  # fmt: skip

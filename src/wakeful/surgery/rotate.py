@@ -173,7 +173,7 @@ def _check_stream(decoder: Decoder) -> None:
             "residual stream itself, so no other basis gives the same function; rotate what lies "
             "inside of the blocks: --rotate_values, --rotate_inner, --rotate_keys"
         )
-    if type(decoder.norm).take_scale is Norm.take_scale:
+    if type(decoder.norm).take_scale_and_bias is Norm.take_scale_and_bias:
         raise WakefulError(
             f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
             "no other basis gives the same function"
@@ -228,13 +228,16 @@ def _reading(part: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
-    """Move a norm's scale γ and bias β into its readers: W (γ n + β) + b = W γ n + (W β + b)."""
-    scale, bias = norm.take_scale()
+    """Move a norm's scale γ and bias β into its readers: W (γ n + β) + b = W γ n + (W β + b).
+
+    Where a reader has no bias, the norm keeps β / γ: W γ (n + β / γ).
+    """
+    scale, bias = norm.take_scale_and_bias()
     if bias is not None:
         if all(reader.bias is not None for reader in readers):
             for reader in readers:
                 reader.bias.copy_(reader.bias.double() + reader.weight.double() @ bias.double())
-        else:  # W γ (n + β / γ)
+        else:
             assert scale is not None
             if not scale.all():
                 raise WakefulError(

@@ -19,7 +19,7 @@ _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 """Fields of a row that nobody draws a curve of."""
 
 
-def wanted_packages(config: Config) -> dict[str, Any]:
+def check_packages(config: Config) -> dict[str, Any]:
     """Return the packages, by name, that write the copies that are wanted; refuse missing ones."""
     return {
         name: import_optional(name, extra=name, wants=f"train.{name}", module=module)
@@ -38,7 +38,7 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
     the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is
     $TRACKIO_PROJECT or "wakeful", and the run's name ends with what finds it again.
     """
-    packages = wanted_packages(config) if enabled else {}
+    packages = check_packages(config) if enabled else {}
     with ExitStack() as stack:
         logs = [_PACKAGES[name][1](packages[name], config, run, first, stack) for name in packages]
 

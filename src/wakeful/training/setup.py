@@ -22,7 +22,7 @@ from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.records import StepRow, ValidationRow, record
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
-from wakeful.training.events import Write, wanted_packages
+from wakeful.training.events import Write, check_packages
 from wakeful.training.objective import make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
 
@@ -58,7 +58,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     Raises:
         WakefulError: one of them cannot be made.
     """
-    wanted_packages(config)
+    check_packages(config)
     _check_schemes(config)
     check_shares(config, world)
     with _memory_errors(), torch.device("meta"):
@@ -145,9 +145,10 @@ class Training:
         self.mixed = autocast(config.train, device)
 
     def lay_out(self) -> None:
-        """Distribute the first process's model over all processes, and make its optimizer.
+        """Distribute the first process's model over all processes.
 
-        Every process calls it.
+        Every process calls it. Several processes need a new optimizer, for sharding replaces the
+        parameters.
         """
         self.world.share_weights(self.decoder)
         self.parallel = distribute(self.config, self.decoder, self.device, self.world)

@@ -78,18 +78,20 @@ def diagnose_windows(
     ranks: bool = True,
     autocast: contextlib.AbstractContextManager[object] = NO_AUTOCAST,
 ) -> Frame:
-    """Return the rows of the probes of `DIAGNOSED_METRICS` and of `more`, for each layer and head.
+    """Run the probes of `DIAGNOSED_METRICS` and those in `more` over the first `num_sequences`
+    whole windows of the validation set; return their rows, for each layer and head.
 
-    They watch the first whole windows of the validation set. `ranks` adds ranks, which take longer
-    than all other figures. Every process calls it, and watches its share of the layers.
+    `ranks` adds ranks, which take longer than all other figures. Every process calls it, and
+    watches its share of the layers.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     sequences = torch.cat(whole_windows(windows, num_sequences))
     triggers = windows.token_file.is_trigger(sequences.numpy())
-    bos, of_ranks = BosMass(), [Ranks()] if ranks else []
-    probes = Sinks(), bos, Entropy(), *of_ranks, Values(curve=1), Outliers(), Smoothing(), *more
+    bos = BosMass()
+    rank_probes = [Ranks()] if ranks else []
+    probes = Sinks(), bos, Entropy(), *rank_probes, Values(curve=1), Outliers(), Smoothing(), *more
     layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
     size = max(1, _AT_ONCE // sequences.shape[1])
     with evaluating(decoder), autocast, layers as watcher:

@@ -17,24 +17,25 @@ from wakeful.variants import build
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Convert the configuration of a Gemma 2 or of the text part of a Gemma 3 to ours."""
     c: Any = config
-    third = c.model_type == "gemma3_text"
+    is_gemma3 = c.model_type == "gemma3_text"
     base.check_field(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
     base.check_field(config, "use_bidirectional_attention", False, None)
-    if third:  # its code ignores the field
+    if is_gemma3:  # its code ignores the field
         base.check_field(config, "attn_logit_softcapping", None)
     sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
     decoder_config = dataclasses.replace(
-        llama.shared_config(config, max_length, base.FULL if third else ""),
+        llama.shared_config(config, max_length, base.FULL if is_gemma3 else ""),
         placement="peri",
         mlp="geglu",
         embedding="scaled",
-        qk_norm=third,
+        qk_norm=is_gemma3,
         query_scalar=c.query_pre_attn_scalar,
         normalizer=str(Softcap(cap=float(cap))) if cap else "softmax",
         logit_cap=float(c.final_logit_softcapping or 0.0),
-        local_layers=sliding if third else (),
-        local_theta=_local_theta(config) if third else 0.0,
+        # Layers with a RoPE base of their own; `add_window` below handles windows.
+        local_layers=sliding if is_gemma3 else (),
+        local_theta=_local_theta(config) if is_gemma3 else 0.0,
     )
     return base.add_window(config, decoder_config)
 
