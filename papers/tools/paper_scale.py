@@ -57,8 +57,8 @@ GROUPS = (
     ),
     Group(
         "Inheritance",
-        "Whether an heir of half to two thirds of the layers reaches its reference, and which "
-        "rivals and parts of it do.",
+        "Whether an heir with half to two thirds of the layers reaches its reference's loss, and "
+        "whether other starts, or an heir of only some of the weights, reach it too.",
         _names("lazy", "table1-medium table1-large table1-xl table2 table3-medium table3-large "
                        "table3-xl table4 table5-medium table5-large fig5-medium fig5-large "
                        "fig5-xl fig6-medium fig6-large fig7 fig12 fig14-medium fig14-large "
@@ -73,8 +73,9 @@ GROUPS = (
     ),
     Group(
         "Where value residuals pay",
-        "Whether the gain keeps its size from 82M to 468M parameters and to 64,000 tokens, shows "
-        "in zero-shot accuracy, and from where on one layer's values are enough.",
+        "Whether the gain stays as large from 82M to 468M parameters and up to 64,000 tokens, "
+        "whether it shows in zero-shot accuracy, and from which length on the values of one layer "
+        "are enough.",
         _names("value-residual", "table1 table5 fig5-sizes fig5-lengths fig14 fig15a fig15b "
                                  "fig15c fig15d fig16 fig17 fig13-half fig13-eighth"),
     ),
@@ -93,7 +94,7 @@ GROUPS = (
     ),
     Group(
         "The cures at 350M",
-        "Whether outliers, and what removes them, grow with the model.",
+        "Whether outliers grow with the model, and whether the effect of the cures grows too.",
         _names("activation", "fig1 table1 table2-350m table3-350m table4-350m"),
     ),
     Group(
