@@ -119,7 +119,7 @@ def cure(
     num_sequences: int = 2,
     stored: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
 ) -> Cure:
-    """Take a model's outliers and sinks away, without training.
+    """Remove a model's activation outliers and attention sinks, without training.
 
         cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
 
@@ -147,8 +147,8 @@ def cure(
             bits and int4 inputs, and hurts NVFP4: see --for. Empty: leave it.
         rotate_values: Rotate every head's values alone, by Hadamard: exact wherever a model's
             norms stand.
-        rotate_inner: Rotate what the feed-forward networks' last projections read too, as the
-            model runs.
+        rotate_inner: Rotate the inputs of the feed-forward networks' last projections too, as
+            the model runs.
         rotate_keys: Rotate queries and keys after RoPE, as the model runs, for a cache of 4
             bits.
         prefix: Store a prefix: auto, BOS if it takes the sink at no loss on the text, else the

@@ -209,7 +209,7 @@ def test_tokens_past_the_embedding_are_refused_wherever_they_come_from(tmp_path:
         lambda model: model.generate("", num_tokens=1),
         lambda model: model.generate("a", bos="on", num_tokens=1),
         lambda model: model.generate([last], num_tokens=1),
-        lambda model: model.plain("new 5"),
+        lambda model: model.encode_plain("new 5"),
         lambda model: wakeful.cure(model, prefix="bos", text=tmp_path / "words.txt", length=8),
     ]
     for model in (of_transformers_own, ours):

@@ -135,22 +135,27 @@ def continuation(
             f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
             f"context of {context}"
         )
-    return _sample_tokens(step, torch.tensor([prompt], device=device), how, num_tokens, stop)
+    return _sample_tokens(step, prompt, how, device, num_tokens, stop)
 
 
 @torch.inference_mode()
 def _sample_tokens(
     step: Callable[[Tensor], Tensor],
-    tokens: Tensor,
+    tokens: list[int],
     how: Sampling,
+    device: torch.device,
     num_tokens: int,
     stop: Container[int],
 ) -> Iterator[int]:
-    """Yield sampled token ids up to `num_tokens`, or to a token of `stop`."""
+    """Yield sampled token ids that continue `tokens`, up to `num_tokens` or to a token of `stop`.
+
+    Every tensor is made here, in the mode of each step and not in that of the caller.
+    """
     generator = how.generator
     for _ in range(num_tokens):
-        token = int(how.choose(step(tokens).float().cpu(), generator))
+        logits = step(torch.tensor([tokens], device=device))
+        token = int(how.choose(logits.float().cpu(), generator))
         if token in stop:
             return
         yield token
-        tokens = torch.tensor([[token]], device=tokens.device)
+        tokens = [token]
