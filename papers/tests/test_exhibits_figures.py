@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from inheritance.references import reference, text, trained
-from inheritance.test_heirs_recipe import IMPOSSIBLE, carry_out, known, quietly, recipe_for
+from inheritance.test_heirs_recipe import (
+    IMPOSSIBLE,
+    carry_out,
+    reference_model,
+    quietly,
+    recipe_for,
+)
 from training.test_mixture import mixture
 from wakeful.inheritance.outcome import Arm
 from wakeful.loading.model import Model
@@ -16,7 +22,7 @@ from wakeful.training.loop import train_run
 from wakeful.training.tables import training_rows
 from wakeful_papers.exhibits.figures import seen_of_arm, seen_of_run, train_curve
 
-__all__ = ["known", "reference", "text", "trained"]
+__all__ = ["reference_model", "reference", "text", "trained"]
 
 
 def test_a_mixtures_loss_is_seen_by_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,10 +36,12 @@ def test_a_mixtures_loss_is_seen_by_domain(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_curve_of_stages_goes_on_from_one_to_the_next(
-    reference: Run, text: Path, known: Model, tmp_path: Path
+    reference: Run, text: Path, reference_model: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2)
-    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly)
+    outcome = carry_out(
+        recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly
+    )
     runs = [read_run(each.run.path) for each in outcome.rounds]
     steps, losses = train_curve(runs)
     assert steps.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -93,7 +93,7 @@ def test_the_verb_writes_a_gpt_oss_and_the_advice_tries_it(tmp_path: Path) -> No
 
     model = wakeful.load(folder)
     (found,) = wakeful.diagnose(model, no_advice=True, **read).models
-    ids = model.plain(words)
+    ids = model.encode_plain(words)
     sunk = type(found)(
         **vars(found) | {"later_sinks": (LaterSink(name="x", share=0.5, mass=0.5, even=0.0),)}
     )
