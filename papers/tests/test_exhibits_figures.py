@@ -9,9 +9,9 @@ from inheritance.references import reference, text, trained
 from inheritance.test_heirs_recipe import (
     IMPOSSIBLE,
     carry_out,
-    reference_model,
     quietly,
     recipe_for,
+    reference_model,
 )
 from training.test_mixture import mixture
 from wakeful.inheritance.outcome import Arm
@@ -22,7 +22,7 @@ from wakeful.training.loop import train_run
 from wakeful.training.tables import training_rows
 from wakeful_papers.exhibits.figures import seen_of_arm, seen_of_run, train_curve
 
-__all__ = ["reference_model", "reference", "text", "trained"]
+__all__ = ["reference", "reference_model", "text", "trained"]
 
 
 def test_a_mixtures_loss_is_seen_by_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
