@@ -39,8 +39,7 @@ def test_bash_completes_verbs_options_and_values(
     assert completed(file, "diagnose", "smollm2", "--le") == ["--length"]
     assert completed(file, "diagnose", "--bos", "") == ["auto", "on", "off"]
     assert completed(file, "inherit", "smollm2", "--ste") == ["--steps"]
-    assert completed(file, "data", "") == ["prepare", "generate"]
-    assert completed(file, "data", "generate", "x", "--tok") == ["--tokens"]
+    assert completed(file, "data", "") == ["prepare"]
     assert completed(file, "data", "prepare", "x", "--tok") == ["--tokenizer"]
     assert completed(file, "generate", "x", "--num") == ["--num_tokens"]
 
