@@ -74,7 +74,7 @@ def test_a_killed_process_ends_all_and_another_number_goes_on(
     os.kill(processes.workers(running)[1], signal.SIGKILL)
     status, _, errors = processes.ended(running)
     assert status == 1
-    (line,) = processes.said(errors, "inherit")
+    (line,) = processes.error_lines(errors, "inherit")
     assert "another process of this run is gone" in line
     assert f"continue with: torchrun [as before] -m wakeful inherit --resume {out}" in line
     assert Run.open(out).header.status == "stopped"
