@@ -45,7 +45,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", on_gpu.JOBS)
 def test_a_job_ends_within_nine_minutes(name: str) -> None:
     job = on_gpu.JOBS[name]
-    assert 60 < on_gpu.seconds_of(job, name) < on_gpu.SECONDS
+    assert 60 < on_gpu.seconds_of(job) < on_gpu.SECONDS
     for row in job.rows:
         config = on_gpu.config_of(job, row, 3, "text", rate=0.0, smoke=False)
         train = config.train

@@ -42,6 +42,7 @@ from wakeful.estimates import format_interval, mean_and_error
 from wakeful.inheritance.result import Inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training.size import run_size
+from wakeful.training.watching import logged_diagnosis
 
 TOKENS_PER_STEP = 65_536
 VOCABULARY = 8_192
@@ -157,7 +158,7 @@ def look_step(steps: int, tokens: float) -> int:
     return max(1, min(steps, round(steps * OUTLIERS_AT / tokens)))
 
 
-def seconds_of(job: Job, name: str) -> float:
+def seconds_of(job: Job) -> float:
     """Return the time of a job's runs on an H100 at two fifths of its peak, from its operations."""
     total = 0.0
     for row in job.rows:
@@ -166,7 +167,9 @@ def seconds_of(job: Job, name: str) -> float:
             merge_tables(config_to_table(config), {"data": {"vocab_size": VOCABULARY}})
         )
         total += run_size(config).operations * job.tokens / H100
-    if name == "heirs":  # an heir and a random start of two thirds of the layers, and the reference
+    if (
+        job.kind == "heirs"
+    ):  # an heir and a random start of two thirds of the layers, and the reference
         total *= 1 + 2 * 2 / 3 + 1
     return total * len(job.seeds)
 
@@ -266,10 +269,6 @@ def table_2_rate(text: str, runs: Path, *, smoke: bool) -> float:
     folder = run_folder(runs, "outliers", "vanilla", 0, first)
     config = config_of(job, "vanilla", 0, text, rate=first, smoke=smoke)
     step = config.train.diagnose.every
-    begun = (folder / "run.json").is_file()
-    if not begun:
-        short = merge_tables(config_to_table(config), {"train": {"checkpoint_every": step}})
-        config = config_from_table(short)
     watcher = _KurtosisWatcher(folder, step)
     with contextlib.suppress(Interrupted), watcher:
         train_row(config, folder)
@@ -314,10 +313,7 @@ class _KurtosisWatcher:
 
 def kurtosis_at(folder: Path, step: int) -> float | None:
     """Return the first token's kurtosis that a run's log has at a step; None where it has none."""
-    for row in Run(folder).metrics():
-        if row["kind"] == "diagnosis" and row["step"] == step:
-            return row.get("kurtosis_first")
-    return None
+    return logged_diagnosis(Run(folder), step).get("kurtosis_first")
 
 
 def train_heirs(config: Config, reference: Path) -> None:
@@ -435,7 +431,7 @@ def main(arguments: Sequence[str]) -> int:
             for name, job in JOBS.items():
                 print(
                     f"{name:15} {', '.join(job.rows):40} seeds {', '.join(map(str, job.seeds)):11} "
-                    f"{job.tokens / 1e6:.0f}M tokens each, {seconds_of(job, name):4.0f} s"
+                    f"{job.tokens / 1e6:.0f}M tokens each, {seconds_of(job):4.0f} s"
                 )
         elif options.command == "pack":
             size = pack(options.sources, options.out)

@@ -326,7 +326,7 @@ def load_config(source: "Config | Mapping[str, Any] | str | Path", **changes: An
     `changes` replace its fields; a nested part is changed by a table: `train={"steps": 50}`.
 
     Raises:
-        WakefulError: there is no such configuration, a field is unknown or out of its range, or
+        WakefulError: the configuration does not exist, a field is unknown or out of its range, or
             it compares variants.
     """
     table = load_config_table(source)

@@ -106,7 +106,7 @@ def open_session(
     """Open the session of the tool `verb`: modules in memory are in evaluation mode within it.
 
     Raises:
-        WakefulError: the output folder exists, or there is no such device.
+        WakefulError: the output folder exists, or the device does not.
     """
     modules = modules_in_memory(sources)
     with evaluating(*modules), disable_progress_bars(), (display or default_display)(verb) as show:

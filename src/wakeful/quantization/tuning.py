@@ -260,7 +260,7 @@ def _load_state(
     """Load the trained logarithms and Adam's moments from a file, in place; return the steps done.
 
     Raises:
-        WakefulError: the file is no such state, or of a training with another digest.
+        WakefulError: the file holds no tuning state, or that of another training.
     """
     try:
         with safe_open(file, framework="pt") as tensors:

@@ -23,7 +23,7 @@ may name; `--import` adds to it for one command."""
 
 
 class NotTrusted(WakefulError):
-    """A file names a module outside the package that the user has not allowed to be imported."""
+    """A file names a module outside the package that the user did not allow with `--import`."""
 
     def __init__(self, name: str, folder: str = "", files: Mapping[str, str] | None = None) -> None:
         """Build the message: `folder` names the object `name` (`module:Name`), and `files` are the
