@@ -24,21 +24,21 @@ class Sinks(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add every head's share and mass of the first key, and of a stored prefix."""
+        """Add every head's share and mass of the first key, and its mass on a stored prefix."""
         for statistics in event.statistics:
             length = statistics.column_sums.shape[-1]
-            first = statistics.column_sums[:, 0]
-            stored = statistics.stored_mass
-            if stored is not None:
-                self.put_heads(event.layer, "stored_prefix_mass", stored / length)
-            pairs = [
+            mass_on_key_0 = statistics.column_sums[:, 0]
+            mass_on_prefix = statistics.stored_mass
+            if mass_on_prefix is not None:
+                self.put_heads(event.layer, "stored_prefix_mass", mass_on_prefix / length)
+            metrics = [
                 ("first_key_share", statistics.first_key_rows, statistics.row_0_dominated),
-                ("first_key_mass", first, statistics.row_0_mass),
+                ("first_key_mass", mass_on_key_0, statistics.row_0_mass),
             ]
-            for metric, total, row_0 in pairs:
+            for metric, total, of_row_0 in metrics:
                 values = {f"{metric}_with_row_0": total / length}
                 if length > 1:
-                    values[f"{metric}_without_row_0"] = (total - row_0) / (length - 1)
+                    values[f"{metric}_without_row_0"] = (total - of_row_0) / (length - 1)
                 for name, per_head in values.items():
                     self.put_heads(event.layer, name, per_head)
 
@@ -52,36 +52,43 @@ class KeyShares(Probe):
 
     def __init__(self) -> None:
         self._sums: list[tuple[int, Float[Tensor, "2 L"]]] = []
-        """Of each sequence: layers seen, and the sums over them of both."""
-        self._layer, self._place = -1, 0
+        """For each sequence: the number of layers seen, and the sums over them of the share and the
+        mass of each key."""
+        self._last_layer = -1
+        self._first_sequence = 0
+        """Index in `_sums` of the first sequence of the running forward pass."""
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add this layer's share and mass of each key to the sequences' sums."""
-        if event.layer <= self._layer or not self._sums:  # the next forward pass
-            self._place = len(self._sums)
+        """Add this layer's share and mass of each key, averaged over heads, to each sequence's
+        sums. Query 0, which sees key 0 alone, is left out where a sequence has others.
+        """
+        # Layers run in order, so that one that comes again begins the next forward pass.
+        if event.layer <= self._last_layer or not self._sums:
+            self._first_sequence = len(self._sums)
             self._sums += [(0, torch.zeros(2, 0))] * len(event.statistics)
-        self._layer = event.layer
-        for index, statistics in enumerate(event.statistics, start=self._place):
+        self._last_layer = event.layer
+        for index, statistics in enumerate(event.statistics, start=self._first_sequence):
             length = statistics.column_sums.shape[-1]
-            both = [statistics.leading_rows.clone(), statistics.column_sums.clone()]
+            leading, mass = statistics.leading_rows.clone(), statistics.column_sums.clone()
             if length > 1:
-                both[0][:, 0] -= statistics.row_0_dominated
-                both[1][:, 0] -= statistics.row_0_mass
-            sums = torch.stack([totals.mean(0) / max(1, length - 1) for totals in both]).cpu()
+                leading[:, 0] -= statistics.row_0_dominated
+                mass[:, 0] -= statistics.row_0_mass
+            num_queries = max(1, length - 1)
+            sums = torch.stack([leading.mean(0), mass.mean(0)]).cpu() / num_queries
             layers, previous = self._sums[index]
             self._sums[index] = layers + 1, sums if layers == 0 else previous + sums
 
     @property
     def shares(self) -> list[Float[Tensor, "L"]]:
-        """For each sequence, by key: the fraction of (query, head, layer) triples, row 0 left out,
-        whose largest weight is on that key.
+        """For each sequence, by key: the fraction of (query, head, layer) triples, query 0 left
+        out, whose largest weight is on that key.
         """
-        return [both[0] / layers for layers, both in self._sums]
+        return [sums[0] / layers for layers, sums in self._sums]
 
     @property
     def masses(self) -> list[Float[Tensor, "L"]]:
-        """For each sequence the mean weight on each key, row 0 left out."""
-        return [both[1] / layers for layers, both in self._sums]
+        """For each sequence the mean weight on each key, query 0 left out."""
+        return [sums[1] / layers for layers, sums in self._sums]
 
     def rows(self) -> Frame:
         return pl.DataFrame(schema=SCHEMA)
@@ -101,16 +108,18 @@ class BosMass(MeanProbe):
         self.triggers = triggers
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add the mean weight on BOS of trigger queries and of the other queries."""
+        """Add the mean weight on key 0 of trigger queries and of the other queries."""
         for b, sequence in enumerate(event.sequences):
-            mass = first_column(sequence)[:, 1:]
-            needed = torch.zeros(sequence.length, dtype=torch.bool, device=mass.device)
+            mass = first_column(sequence)[:, 1:]  # without query 0
+            is_trigger = torch.zeros(sequence.length, dtype=torch.bool, device=mass.device)
             if self.triggers is not None:
-                needed = self.triggers[b].to(mass.device)
-                needed = needed if event.valid is None else needed[event.valid[b]]
-            for position, rows in (("trigger", needed[1:]), ("other", ~needed[1:])):
-                if bool(rows.any()):
-                    per_head = mass[:, rows].mean(1)
+                is_trigger = self.triggers[b].to(mass.device)
+                if event.valid is not None:  # `sequence` has no padding
+                    is_trigger = is_trigger[event.valid[b]]
+            is_trigger = is_trigger[1:]
+            for position, queries in (("trigger", is_trigger), ("other", ~is_trigger)):
+                if bool(queries.any()):
+                    per_head = mass[:, queries].mean(1)
                     self.put_heads(event.layer, "bos_mass", per_head, position=position)
 
 
@@ -122,10 +131,11 @@ class Entropy(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add the entropy of the heads' mean importance, and of each head's own."""
         for statistics in event.statistics:
             importance = statistics.importance
-            joined = float(exact.entropy(importance.mean(0)))
-            self.put(event.layer, "entropy", joined, variant="code")
+            of_mean = float(exact.entropy(importance.mean(0)))
+            self.put(event.layer, "entropy", of_mean, variant="code")
             self.put_heads(event.layer, "entropy", exact.entropy(importance), variant="per_head")
 
 
@@ -141,7 +151,7 @@ class Importance(MeanProbe):
         self.top = tuple(top)
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add the importance of the first token, of the rest, and of the largest."""
+        """Add the importance of the first token, the rest's mean, and the k-th largest."""
         for statistics in event.statistics:
             importance = statistics.importance
             # "code": the papers' official code averages over heads first.
@@ -166,6 +176,7 @@ class Leading(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Add the position of the most important token, and its importance."""
         for statistics in event.statistics:
             importance = statistics.importance
             # "code": the papers' official code averages over heads first.
@@ -193,7 +204,7 @@ class Values(MeanProbe):
         for sequence in event.sequences:
             v = sequence.values
             joined = v.transpose(0, 1).flatten(1)
-            # The smaller side has the same non-zero eigenvalues.
+            # v vᵀ and vᵀ v have the same non-zero eigenvalues: the smaller is decomposed.
             length, width = joined.shape
             if length < width:
                 moment = joined @ joined.T / length

@@ -72,7 +72,11 @@ class AttentionEvent:
 
     @cached_property
     def sequences(self) -> list[AttentionInputs]:
-        """The sequences of the batch one by one, without padding, L tokens each."""
+        """The sequences of the batch one by one, without padding.
+
+        Raises:
+            WakefulError: `unseen` gives a reason why the weights are not one matrix.
+        """
         if self.unseen:
             raise WakefulError(self.unseen)
         return [self._sequence(b) for b in range(self.q.shape[0])]
@@ -83,10 +87,14 @@ class AttentionEvent:
         return [tile_statistics(sequence) for sequence in self.sequences]
 
     def _sequence(self, b: int) -> AttentionInputs:
-        """Return the attention of sequence `b` of the batch, without its padding."""
+        """Return the attention of sequence `b` of the batch, without its padding.
+
+        Raises:
+            WakefulError: the sequence is all padding, or q, k or v are not finite.
+        """
         q, k, v = self.q[b], self.k[b], self.v[b]
         window, keep, sink = self.window, None, self.sink
-        if sink is not None and sink.dim() == 3:
+        if sink is not None and sink.dim() == 3:  # (B, L, H): a sink for each query
             sink = sink[b]
         if self.keep is not None:
             keep = self.keep[b if self.keep.shape[0] > 1 else 0]
@@ -95,19 +103,21 @@ class AttentionEvent:
             if len(real) == 0:
                 raise WakefulError(f"sequence {b} of the batch is all padding")
             q, k, v = q[:, real], k[:, real], v[:, real]
-            sink = sink[real] if sink is not None and sink.dim() == 2 else sink
-            keep = None if keep is None else keep[real][:, real]
-            holes = int(real[-1] - real[0]) + 1 != len(real)
-            if holes and keep is None and window is not None:
+            if sink is not None and sink.dim() == 2:
+                sink = sink[real]
+            if keep is not None:
+                keep = keep[real][:, real]
+            padding_inside = int(real[-1] - real[0]) + 1 != len(real)
+            if padding_inside and keep is None and window is not None:
                 # A window counts padding too, so it is no longer a width in real tokens.
                 distance = real.unsqueeze(1) - real
                 keep = (distance >= 0) & (distance < window)
         if keep is not None:
-            window = None
+            window = None  # `keep` replaces it
         check_finite(q, k, v)
         return AttentionInputs(
             q=q, k=k, v=v, scale=self.scale, window=window,
-            softcap=self.softcap, sink=sink, before=self.before, weigh=self.weigh,
+            softcap=self.softcap, sink=sink, prefix_k=self.before, weigh=self.weigh,
             keep=keep, share=self.share, heads_per_value=self.heads_per_value,
             other_calls=tuple(part._sequence(b) for part in self.other_calls),
         )  # fmt: skip
@@ -163,7 +173,9 @@ class Probe(ABC):
         return None
 
     def see_hidden(self, event: HiddenEvent) -> None:
-        """Take in a block's output, or the embedding, likewise."""
+        """Take in a block's output or the embedding; a probe that has no use for it leaves this
+        out.
+        """
         return None
 
     @abstractmethod
@@ -190,23 +202,25 @@ class Means:
 
     def __init__(self) -> None:
         self._state: dict[RowKey, tuple[int, float, float]] = {}
+        """For each key: count, sum, and sum of squared differences from the mean."""
         self._bounds: set[RowKey] = set()
 
     def add(self, key: RowKey, value: float, *, bound: bool = False) -> None:
-        """Add one sequence's value of `key`.
-
-        A single value that is a bound makes the mean a bound.
+        """Add one sequence's value of `key`. With `bound` it is only an upper bound, and the key's
+        mean one too.
         """
         count, total, squares = self._state.get(key, (0, 0.0, 0.0))
         if count:
-            difference = value - total / count
+            difference = value - total / count  # from the mean so far
             squares += difference * difference * count / (count + 1)
         self._state[key] = (count + 1, total + value, squares)
         if bound:
             self._bounds.add(key)
 
     def rows(self) -> Frame:
-        """Return a row for each key, sorted by layer, metric, variant, position and head."""
+        """Return a row (mean, standard error) for each key, sorted by layer, metric, variant,
+        position and head. The error of a single value is null.
+        """
         rows = []
         for key, (count, total, squares) in self._state.items():
             error = error_of_mean(squares, count) if count > 1 else None
@@ -231,7 +245,10 @@ class MeanProbe(Means, Probe):
         variant: str = "paper",
         position: str = "all",
     ) -> None:
-        """Add a value for the layer, or one for each head if `values` is a vector."""
+        """Add a value for the layer, or one for each head if `values` is a vector.
+
+        `variant` and `position` are columns of the rows; see `SCHEMA`.
+        """
         if isinstance(values, Tensor) and values.ndim == 1:
             for head, value in enumerate(values.tolist()):
                 self.add(RowKey(layer, head, position, metric, variant), value)
@@ -249,33 +266,37 @@ class SumProbe(Probe):
 
     def __init__(self) -> None:
         self.sums: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-        """Totals and their counts, which broadcast against them, by what they are about."""
+        """For each key (such as layer and head): a total, and its count, which broadcasts against
+        it. Their quotient is the mean."""
 
     def add(self, key: tuple[Any, ...], total: Tensor, count: Tensor | float = 1.0) -> None:
-        """Add to the running total and count of `key`."""
-        previous = self.sums.get(key, (0.0, 0.0))
-        fresh = (torch.as_tensor(number, dtype=torch.float64).cpu() for number in (total, count))
-        total, count = (more + sum_ for more, sum_ in zip(fresh, previous, strict=True))
-        self.sums[key] = total, count
+        """Add to the running total and count of `key`, in float64 on the CPU."""
+        previous_total, previous_count = self.sums.get(key, (0.0, 0.0))
+        total, count = (
+            torch.as_tensor(number, dtype=torch.float64).cpu() for number in (total, count)
+        )
+        self.sums[key] = total + previous_total, count + previous_count
 
 
 def exact_rows(rows: Iterable[tuple[int | None, int | None, str, str, str, float]]) -> Frame:
-    """Return rows that are known exactly and have no error, of the other columns' values."""
+    """Return a frame of exact values: `SCHEMA`'s columns without the last two, which are filled in
+    (no standard error, kind "exact").
+    """
     return pl.DataFrame([(*row, None, "exact") for row in rows], schema=SCHEMA, orient="row")
 
 
 def first_and_rest(h: Float[Tensor, "L *more"]) -> list[tuple[str, Tensor]]:
-    """Return the first token's row and the others', where there are any, by position."""
+    """Return ("first", the first token's row) and, if there are more tokens, ("rest", theirs)."""
     return [("first", h[:1]), ("rest", h[1:])][: len(h)]
 
 
 def block_outputs(rows: Frame) -> Frame:
-    """Return the rows that a mean over layers is over: all but the embedding's, layer −1."""
+    """Return the rows of block outputs: all but the embedding's, layer −1."""
     return rows.filter(pl.col("layer") >= 0)
 
 
 def mean_over_layers(rows: Frame) -> float | None:
-    """Return the mean of one metric's rows over block outputs; None where there is none."""
+    """Return the mean of one metric's rows over block outputs; None if there are no such rows."""
     mean = block_outputs(rows)["value"].mean()
     return mean if isinstance(mean, float) else None
 
@@ -296,9 +317,11 @@ Visibility = tuple[int | None, Tensor | None]
 def visibility(
     keep: Bool[Tensor, "#B L L"], valid: Bool[Tensor, "B L"] | None, window: int | None
 ) -> Visibility:
-    """Return a mask as (window, keep): (None, None) if plainly causal, else one of the two.
+    """Return the simplest description (window, keep) of the mask `keep`: (None, None) if it is
+    causal, (window, None) if it is causal in that window, else (None, keep).
 
-    Only rows of real queries are compared: no metric reads those of padding.
+    Padding (not `valid`) is neither seen nor compared: no metric reads the rows of its queries, so
+    these rows are made equal.
     """
     length = keep.shape[-1]
     causal = exact.causal(length, None, keep.device).unsqueeze(0)
@@ -308,8 +331,8 @@ def visibility(
     if bool((keep == causal).all()):
         return None, None
     if window is not None:
-        near = causal & exact.causal(length, window, keep.device)
-        visible = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
-        if bool((visible == near).all()):
+        windowed = causal & exact.causal(length, window, keep.device)
+        visible = keep if valid is None else torch.where(valid.unsqueeze(2), keep, windowed)
+        if bool((visible == windowed).all()):
             return window, None
     return None, keep

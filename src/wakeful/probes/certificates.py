@@ -39,7 +39,7 @@ _NO_BOUND = 1 << 62
 
 @dataclass(frozen=True)
 class RankBounds:
-    """low ≤ rank_τ ≤ high; equal when the rank is known."""
+    """Bounds low ≤ rank_τ ≤ high; equal when the rank is known."""
 
     low: int
     high: int
@@ -50,7 +50,7 @@ class RankBounds:
         return self.low == self.high
 
     def meet(self, bounds: "RankBounds") -> "RankBounds":
-        """Return what both say together."""
+        """Return the intersection of two bounds on the same rank."""
         return RankBounds(max(self.low, bounds.low), min(self.high, bounds.high))
 
 
@@ -60,11 +60,14 @@ def column_bounds(
     largest_row_sum: Float[Tensor, "H"],
     tau: float,
 ) -> list[RankBounds]:
-    """Return bounds of each head's rank from the sums of one pass over tiles."""
+    """Return bounds of each head's rank from its weights' column sums, squared column norms and
+    largest row sum: rank ≥ τ‖A‖_F² / (‖A‖_1 ‖A‖_∞), and rank ≤ `mass_columns`.
+    """
     target = tau * column_energy.sum(-1)
-    spectral = column_sums.amax(-1) * largest_row_sum
-    # The sums were made in float32: the bounds allow for it. A head may have no weight at all.
+    spectral = column_sums.amax(-1) * largest_row_sum  # at least σ_1²
+    # A head may have no weight at all: 0 / 0.
     lower = torch.where(target > 0, target / spectral, 0.0)
+    # 1e-5 of slack on both sides: the sums were made in float32.
     low = torch.ceil(lower * (1 - 1e-5)).clamp_min(1).long()
     high = mass_columns(column_energy, min(1.0, tau * (1 + 1e-5)))
     return [RankBounds(min(a, b), b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
@@ -81,17 +84,19 @@ def subspace_bounds(
 ) -> RankBounds:
     """Bracket the rank by Ritz values θ, descending: S_k(θ) ≤ S_k ≤ S_k(θ) + F − Σ θ.
 
-    `slack` is the rounding error, as a fraction of F, that the bounds must survive.
+    S_k is the sum of the k largest σ², `energy` is F, the sum of all. `slack` is the rounding
+    error, as a fraction of F, that the bounds must survive.
     """
+    # captured[k] = S_k(θ) / F, from k = 0.
     captured = torch.cat([ritz.new_zeros(1), ritz]).double().cumsum(0) / energy
     missing = max(0.0, 1.0 - float(captured[-1]))
-    high = _first(captured - slack >= tau, _NO_BOUND)
-    low = _first(captured + missing + slack >= tau, 1)
+    high = _first_true(captured - slack >= tau, _NO_BOUND)
+    low = _first_true(captured + missing + slack >= tau, 1)
     return RankBounds(max(1, low), high)
 
 
-def _first(reached: Tensor, otherwise: int) -> int:
-    """Return the first k, counted from 0, that reaches the target."""
+def _first_true(reached: Tensor, otherwise: int) -> int:
+    """Return the index of the first true element, `otherwise` if there is none."""
     indices = reached.nonzero()
     return int(indices[0]) if len(indices) else otherwise
 
@@ -110,11 +115,12 @@ def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Floa
 def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
     """Return min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i², by the cheapest method that proves it.
 
-    `causal` says that A is lower triangular.
+    The columns with the most energy are decomposed, more of them each time the bounds stay open,
+    and at last the whole matrix in float64. `causal` says that A is lower triangular.
     """
     column_energy = A.square().sum(0).double()
     energy = float(column_energy.sum())
-    # The sums may be float32: the certificate allows for it.
+    # 1e-5 of slack: the sums may have been made in float32.
     high = int(mass_columns(column_energy, min(1.0, tau * (1 + 1e-5))))
     bounds, previous = RankBounds(1, high), 0
     if bounds.closed:
@@ -122,7 +128,7 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
     for drop in _DROPS:
         columns = kept_columns(column_energy, high, drop)
         if len(columns) == previous:
-            continue
+            continue  # the same columns would give the same bounds
         part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
         G = gram(part, columns if causal else None)
         bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding(A.dtype, A.shape[0])))
@@ -133,9 +139,13 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
 
 
 def exact_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
-    """Return the rank from the whole Gram matrix in float64."""
-    everything = torch.arange(A.shape[1], device=A.device)
-    G = gram(A.double(), everything if causal else None)
+    """Return min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i² from the whole Gram matrix in float64.
+
+    `causal` says that A is lower triangular, which makes the Gram matrix cheaper.
+    """
+    all_columns = torch.arange(A.shape[1], device=A.device)
+    G = gram(A.double(), all_columns if causal else None)
+    # `gram` makes the upper triangle; the solver's values ascend.
     captured = torch.linalg.eigvalsh(G, UPLO="U").flip(0).clamp_min(0).cumsum(0)
     return int((captured < tau * captured[-1]).sum()) + 1
 
@@ -150,11 +160,13 @@ def top_columns_bounds(
 ) -> RankBounds:
     """Bracket one head's rank by the Gram matrix of its `width` columns with the most energy.
 
-    One pass over tiles and O(width²) memory, for sequences whose L × L matrix is too large.
+    It takes one pass over tiles and O(width²) memory, for sequences whose L × L matrix is too
+    large.
     """
     columns = column_energy.topk(min(width, heads.length)).indices.sort().values
     G: Tensor | None = None
     for tile in tiles(heads, range(head, head + 1)):
+        # columns[low:high] are those among the tile's keys.
         low, high = torch.searchsorted(
             columns, columns.new_tensor([tile.first_key, tile.end_key])
         ).tolist()
@@ -168,7 +180,7 @@ def top_columns_bounds(
 
 
 def kept_columns(column_energy: Float[Tensor, "L"], high: int, drop: float) -> Int[Tensor, "m"]:
-    """Return the indices, in order, of columns with enough energy to matter for the rank.
+    """Return the indices, ascending, of columns with enough energy to matter for the rank.
 
     `high` is the number of largest columns that reach the threshold. The columns left out together
     have at most `drop` of the energy of the `high`-th largest.
@@ -176,7 +188,7 @@ def kept_columns(column_energy: Float[Tensor, "L"], high: int, drop: float) -> I
     ordered, order = column_energy.sort(descending=True)
     remaining = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
     count = int((remaining > drop * ordered[min(high, len(ordered)) - 1]).sum())
-    if count > 0.97 * len(ordered):
+    if count > 0.97 * len(ordered):  # so few left out would not pay for copying the others
         return torch.arange(len(ordered), device=column_energy.device)
     return order[:count].sort().values
 
@@ -189,10 +201,11 @@ def gram(A: Float[Tensor, "L m"], columns: Int[Tensor, "m"] | None) -> Float[Ten
     """
     m = A.shape[1]
     G = A.new_zeros(m, m)
-    starts = [0] * m if columns is None else columns[::_BLOCK].tolist()
-    for number, first in enumerate(range(0, m, _BLOCK)):
+    blocks = range(0, m, _BLOCK)
+    first_rows = [0] * len(blocks) if columns is None else columns[::_BLOCK].tolist()
+    for first, first_row in zip(blocks, first_rows, strict=True):
         last = min(first + _BLOCK, m)
-        rows = A[0 if columns is None else starts[number] :]
+        rows = A[first_row:]
         torch.mm(rows[:, :last].T, rows[:, first:last], out=G[:last, first:last])
     return G
 

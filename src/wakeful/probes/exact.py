@@ -35,15 +35,20 @@ def attention_weights(
     logits = torch.einsum("hld,hsd->hls", q, k) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    keep = causal(length, window, q.device) if keep is None else keep
-    logits = logits.masked_fill(~keep, -torch.inf)
-    logits = logits.unsqueeze(0)
-    sink = sink.unsqueeze(0) if sink is not None and sink.dim() == 2 else sink
-    return (sink_softmax(logits, sink) if weigh is None else weigh(logits))[0]
+    if keep is None:
+        keep = causal(length, window, q.device)
+    logits = logits.masked_fill(~keep, -torch.inf).unsqueeze(0)  # a batch of one
+    if weigh is not None:
+        return weigh(logits)[0]
+    if sink is not None and sink.dim() == 2:
+        sink = sink.unsqueeze(0)
+    return sink_softmax(logits, sink)[0]
 
 
 def causal(length: int, window: int | None, device: torch.device) -> Bool[Tensor, "L L"]:
-    """Return who sees whom: a query itself and the tokens before it, `window` in all if given."""
+    """Return a mask (query, key), True where a query sees a key: itself and the tokens before it,
+    `window` keys in all if given.
+    """
     position = torch.arange(length, device=device)
     distance = position.unsqueeze(1) - position
     return (distance >= 0) & (distance < (length if window is None else window))
@@ -77,10 +82,11 @@ def first_key_share(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> F
     """The fraction of queries whose largest weight is on key 0 (From Attention to Activation,
     section 5).
 
-    A tie does not count, or uniform attention would be a sink. Row 0 sees key 0 alone, so it always
-    counts.
+    A tie does not count, or uniform attention would be a sink. Query 0 sees key 0 alone, so it
+    always counts: `with_row_0=False` leaves it out.
     """
-    A = A if with_row_0 else A[..., 1:, :]
+    if not with_row_0:
+        A = A[..., 1:, :]
     dominated = A[..., 0] > F.pad(A[..., 1:], (1, 0)).amax(-1)  # a zero in the place of key 0
     return dominated.to(A.dtype).mean(-1)
 
@@ -169,7 +175,10 @@ def angular_distance(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) 
 
 
 def even_shares(length: int) -> Float[Tensor, "L"]:
-    """Return each key's share of even attention, row 0 left out: (1 / (L − 1)) Σ_i 1 / (i + 1)."""
-    rows = 1 / torch.arange(1, length + 1, dtype=torch.float64, device="cpu")
-    rows[0] = 0.0
-    return rows.flip(0).cumsum(0).flip(0) / max(1, length - 1)
+    """Return each key's mean weight if every query attends evenly to all keys that it sees.
+
+    Key j gets (1 / (L − 1)) Σ_{i ≥ j} 1 / (i + 1), query i = 0 left out.
+    """
+    weight_of_query = 1 / torch.arange(1, length + 1, dtype=torch.float64, device="cpu")
+    weight_of_query[0] = 0.0
+    return weight_of_query.flip(0).cumsum(0).flip(0) / max(1, length - 1)

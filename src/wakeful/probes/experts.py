@@ -1,7 +1,7 @@
-"""Experts that Transformers keeps in one tensor a projection, as linear layers of their own.
+"""Experts that Transformers keeps in one tensor for each projection, as linear layers.
 
-Its fused classes say by attributes how their tensors lie, so that one module serves them all. What
-has linear layers is quantized by every scheme and method.
+Transformers' fused classes say by attributes how their tensors lie, so that one module serves them
+all. Linear layers are what every scheme and method quantizes.
 
 Shapes: T tokens, k experts a token, E experts, D the stream's width.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Experts(nn.Module):
-    """The same function as a fused module's, whose weights its layers share."""
+    """A fused module of experts as linear layers, one for each expert, which share its weights."""
 
     gate_up_proj: nn.ModuleList
     up_proj: nn.ModuleList
@@ -26,7 +26,7 @@ class Experts(nn.Module):
         """Split a fused module's weights into one linear layer for each expert."""
         super().__init__()
         self.inner: Any = copy.copy(fused)
-        """Its gate, activation and norm, without its projections."""
+        """The fused module's gate, activation and norm, without its projections."""
         self.inner._parameters = {}
         self.has_gate, self.has_norm = bool(fused.has_gate), bool(fused.has_post_expert_norm)
         for name in ("gate_up_proj" if self.has_gate else "up_proj", "down_proj"):
@@ -42,7 +42,9 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "T D"], chosen: Int[Tensor, "T k"], weights: Float[Tensor, "T k"]
     ) -> Float[Tensor, "T D"]:
-        """Return the sum of the chosen experts' outputs, times their weights."""
+        """Return each token's sum of its experts' outputs, times their weights; `chosen` has the
+        indices of its k experts.
+        """
         up = self.gate_up_proj if self.has_gate else self.up_proj
         activate = self.inner._apply_gate if self.has_gate else self.inner.act_fn
         y = torch.zeros_like(x)
@@ -56,16 +58,17 @@ class Experts(nn.Module):
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return True for a module of experts that Transformers keeps in one tensor a projection."""
+    """Return True for a module of experts whose projections are one tensor each, of 3 axes."""
     down = module._parameters.get("down_proj")
     return down is not None and down.ndim == 3 and hasattr(module, "is_transposed")
 
 
 def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Module:
-    """Return a model whose fused experts are linear layers, by names that `is_needed`.
+    """Return a copy of a model whose fused experts are linear layers: modules for whose name
+    `is_needed` is true.
 
-    It shares all weights with `model`, which is unchanged, and is `model` if it has no such
-    experts.
+    The copy shares all weights with `model`, which is unchanged. Without such experts it is `model`
+    itself.
     """
     fused = {
         id(module): Experts(module)
@@ -76,10 +79,12 @@ def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Mod
 
 
 def with_modules(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
-    """Return a copy with modules exchanged by identity; parameters and buffers are shared."""
+    """Return a copy of a model in evaluation mode, with new modules for those whose id is a key of
+    `replaced`. Parameters and buffers are shared with `model`.
+    """
     shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
     shared |= {id(tensor): tensor for tensor in model.buffers()}
-    # The copy must not see the exchanged modules' tensors, so it is told what they become.
+    # deepcopy takes from its memo, by id, what it would otherwise copy.
     return copy.deepcopy(model, shared | dict(replaced)).eval()
 
 
@@ -90,20 +95,23 @@ def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 
 def routers_of(model: nn.Module) -> set[int]:
-    """Return the ids of the routers: modules next to experts, with a weight row for each."""
+    """Return the ids (`id()`) of the routers: modules that have the same parent as experts, and a
+    weight matrix with one row for each expert.
+    """
     routers: set[int] = set()
     for parent in model.modules():
         siblings: list[Any] = [*parent.children()]
         experts = [part for part in siblings if isinstance(part, Experts) or is_fused(part)]
-        counts = {len(part.down_proj) for part in experts}
-        for sibling in siblings if counts else ():
+        expert_counts = {len(part.down_proj) for part in experts}
+        for sibling in siblings:
             weight = sibling._parameters.get("weight")
-            if weight is not None and weight.ndim == 2 and len(weight) in counts:
+            if weight is not None and weight.ndim == 2 and len(weight) in expert_counts:
                 routers.add(id(sibling))
     return routers
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer that shares these tensors, without gradients."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

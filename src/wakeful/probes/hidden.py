@@ -13,7 +13,9 @@ from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows
 def put_kurtosis_and_norm_ratio(
     probe: MeanProbe, layer: int, h: Tensor, variant: str = "paper"
 ) -> None:
-    """Add the kurtosis and norm ratio of the first token's channels and of the rest to a probe."""
+    """Add the kurtosis and norm ratio over channels to a probe: the first token's, and the mean of
+    the others'.
+    """
     measures = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
     for metric, values in measures.items():
         for position, part in first_and_rest(values):
@@ -67,7 +69,7 @@ class BlockInfluence(MeanProbe):
 
     def see_hidden(self, event: HiddenEvent) -> None:
         """Add 1 − cos and the angle between a block's input and its output."""
-        if event.before is None:
+        if event.before is None:  # the embedding, which has no input
             return
         for x_in, x_out in zip(event.inputs, event.sequences, strict=True):
             cosine = torch.nn.functional.cosine_similarity(x_in, x_out, dim=-1)
@@ -86,9 +88,10 @@ class OutlierChannels(Probe):
     def __init__(self, *, top: int = 5) -> None:
         self.top = top
         self.peaks: dict[int, tuple[Tensor, Tensor]] = {}
-        """Each layer's largest |x| of each channel, and the token it was at, first of equals."""
+        """For each layer: every channel's largest |x|, and its token's position in its sequence."""
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Update every channel's largest |x| and its position; of equal ones the first stays."""
         for h in event.sequences:
             size, position = (part.cpu() for part in h.abs().max(0))
             previous, previous_position = self.peaks.get(event.layer, (size, position))
@@ -96,11 +99,11 @@ class OutlierChannels(Probe):
             self.peaks[event.layer] = torch.maximum(size, previous), positions
 
     def rows(self) -> Frame:
-        """Return each layer's largest channels, with the position of the peak."""
+        """Return the `top` channels of each layer, largest |x| first, with its position."""
         rows = []
         for layer, (peaks, positions) in sorted(self.peaks.items()):
-            size, channel = peaks.topk(min(self.top, len(peaks)))
-            for value, index in zip(size.tolist(), channel.tolist(), strict=True):
-                position = str(int(positions[index]))
-                rows.append((layer, None, position, "outlier_channel", f"channel {index}", value))
+            largest, channels = peaks.topk(min(self.top, len(peaks)))
+            for value, channel in zip(largest.tolist(), channels.tolist(), strict=True):
+                position = str(int(positions[channel]))
+                rows.append((layer, None, position, "outlier_channel", f"channel {channel}", value))
         return exact_rows(rows)

@@ -29,7 +29,11 @@ class HuggingFaceSource:
     """Watches a decoder-only `PreTrainedModel`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find the model's blocks and the way its attention is called."""
+        """Find the model's blocks and the way its attention is called.
+
+        Raises:
+            WakefulError: the model can't be watched; the message says why.
+        """
         self.model = model
         self.name = type(model).__name__
         config = model.config.get_text_config(decoder=True)
@@ -49,14 +53,15 @@ class HuggingFaceSource:
             for layer, block in enumerate(self.blocks)
             for module in block.modules()
         }
+        # The modeling files of the blocks' classes, each with the table that it calls through.
         files = {type(module).__module__ for block in self.blocks for module in block.modules()}
         modules = [sys.modules[file] for file in sorted(files) if file in sys.modules]
         tables = [vars(module).get("ALL_ATTENTION_FUNCTIONS") for module in modules]
         self.interfaces: list[AttentionInterface] = list(
-            {id(item): item for item in tables if isinstance(item, AttentionInterface)}.values()
+            {id(table): table for table in tables if isinstance(table, AttentionInterface)}.values()
         )
         self.implementation = attention_implementation(model)
-        # Falcon's own SDPA calls predate the interface.
+        # Falcon, which predates the interface, calls SDPA itself.
         self.calls_sdpa = not self.interfaces and any(
             "scaled_dot_product_attention" in inspect.getsource(sys.modules[type(block).__module__])
             for block in self.blocks[:1]
@@ -74,8 +79,9 @@ class HuggingFaceSource:
             )
         self.valid: Bool[Tensor, "B L"] | None = None
         self.masks: dict[tuple[int, int | None], tuple[Tensor, Visibility]] = {}
+        """For each mask's id and window: the mask, and what it lets queries see."""
         self.running: int | None = None
-        """The layer that runs."""
+        """The layer that runs now, None between layers."""
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
@@ -89,38 +95,45 @@ class HuggingFaceSource:
             yield
 
     def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
-        """Emit a `HiddenEvent` for the embedding and each block's output."""
+        """Hook the model, until `stack` closes, to emit a `HiddenEvent` for the embedding (layer
+        −1) and for each block; and keep the pass's padding mask in `valid`.
+        """
         signature = inspect.signature(self.model.forward)
 
-        def enter(_name: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        def before_model(_name: str, args: tuple, kwargs: dict[str, Any]) -> None:
             mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
             self.masks = {}
             self.valid = self.running = None
+            # A mask of 2 axes (B, L) is one of padding; all true, it hides nothing.
             if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
                 self.valid = mask.bool()
 
-        def leave(*_: object) -> None:
+        def after_model(*_: object) -> None:
             self.masks = {}
 
         received: dict[int, Tensor] = {}
 
-        def before(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
+        def before_block(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
             received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
             self.running = layer
             if layer == 0:
                 emit(HiddenEvent(-1, received[layer], self.valid))
 
-        def after(layer: int, _args: tuple, output: Any) -> None:
+        def after_block(layer: int, _args: tuple, output: Any) -> None:
             self.running = None
             h = stream_of(output)
             emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
-        stack.enter_context(hooked({"": self.model}, before=enter, after=leave, named=True))
+        stack.enter_context(
+            hooked({"": self.model}, before=before_model, after=after_model, named=True)
+        )
         blocks = dict(enumerate(self.blocks))
-        stack.enter_context(hooked(blocks, before=before, after=after, named=True))
+        stack.enter_context(hooked(blocks, before=before_block, after=after_block, named=True))
 
     def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:
-        """Replace the interface's attention function by one that also emits."""
+        """Replace the interface's attention function, until `stack` closes, by one that also emits
+        an event if a block of this model calls it.
+        """
         name = self.implementation
         assert name is not None
         stock = interface.get(name)
@@ -143,7 +156,7 @@ class HuggingFaceSource:
             return output
 
         def restore() -> None:
-            del interface[name]
+            del interface[name]  # which uncovers the library's own entry
             if stock is not None and interface.get(name) is not stock:
                 interface[name] = stock  # another watch's, or the user's own
 
@@ -153,7 +166,11 @@ class HuggingFaceSource:
     def _event(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask, kwargs: dict[str, Any]
     ) -> AttentionEvent:
-        """Return the event of one call of the interface's attention function."""
+        """Return the event of one call of the interface's attention function.
+
+        Raises:
+            WakefulError: attention is biased by position, not causal, or not of whole sequences.
+        """
         if kwargs.get("position_bias") is not None:
             raise WakefulError(
                 f"{self.name} can't be watched: it adds a position bias to attention logits"
@@ -161,11 +178,12 @@ class HuggingFaceSource:
         causal = kwargs.get("is_causal")
         if causal is None:
             causal = vars(module).get("is_causal", True)
-        if mask is None and q.shape[2] > 1:
-            causal = causal and self.implementation != "eager"  # that masks nothing by itself
+        # "eager" masks nothing by itself, as other implementations do.
+        if mask is None and q.shape[2] > 1 and self.implementation == "eager":
+            causal = False
         scaling, sink = kwargs.get("scaling"), kwargs.get("s_aux")
         if self.implementation == SOFTMAX1 and sink is None:
-            sink = q.new_zeros(q.shape[1])
+            sink = q.new_zeros(q.shape[1])  # softmax-1 adds e^0 to the denominator
         return self.event(
             self.layer_of[id(module)], q, k, v, mask,
             causal=bool(causal),
@@ -189,7 +207,11 @@ class HuggingFaceSource:
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> AttentionEvent:
-        """Return the event of one attention call, once the metrics apply to it."""
+        """Return the event of one attention call, its tensors detached.
+
+        Raises:
+            WakefulError: the call has cached keys, or is not causal, so that no metric applies.
+        """
         if q.shape[2] != k.shape[2]:
             raise WakefulError(
                 f"{self.name} attended {q.shape[2]} queries to {k.shape[2]} keys: a watched "
@@ -204,7 +226,7 @@ class HuggingFaceSource:
         if mask is not None:
             key = (id(mask), window)
             if key not in self.masks:
-                # The mask is kept beside the answer so that its id stays its own.
+                # Kept beside the answer, the mask stays alive and its id its own.
                 self.masks[key] = (mask, visibility(self._pairs(mask), self.valid, window))
             visible = self.masks[key][1]
         return AttentionEvent(
@@ -214,9 +236,14 @@ class HuggingFaceSource:
         )  # fmt: skip
 
     def _pairs(self, mask: Tensor) -> Bool[Tensor, "#B L L"]:
-        """Return a mask, boolean or additive, as the pairs that it allows."""
+        """Return a mask, boolean (True: seen) or additive (0: seen), as a boolean one.
+
+        Raises:
+            WakefulError: the mask has values between, or differs between heads.
+        """
         if mask.dtype != torch.bool:
             allowed = mask == 0
+            # Hidden pairs get -inf or the dtype's least number, or sums of it with others.
             hidden = mask <= torch.finfo(mask.dtype).min / 2
             if not bool((allowed | hidden).all()):
                 raise WakefulError(
@@ -230,14 +257,14 @@ class HuggingFaceSource:
 
 
 class _DirectCalls(TorchFunctionMode):
-    """Sees the `scaled_dot_product_attention` calls that a model's own layers make."""
+    """Emits an event for each `scaled_dot_product_attention` call that a model's layers make."""
 
     def __init__(self, source: HuggingFaceSource, emit: Emit) -> None:
         super().__init__()
         self.source, self.emit = source, emit
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Run a torch function; emit an event if it is a block's SDPA."""
+        """Run a torch function; emit an event if it is SDPA and a block of the model runs."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         layer = self.source.running
@@ -246,6 +273,7 @@ class _DirectCalls(TorchFunctionMode):
             q, mask, scale = call["query"], call.get("attn_mask"), call.get("scale")
             event = self.source.event(
                 layer, q, call["key"], call["value"], mask,
+                # A mask is examined itself, and a single query sees no later key.
                 causal=mask is not None or bool(call.get("is_causal")) or q.shape[2] == 1,
                 scale=q.shape[-1] ** -0.5 if scale is None else scale,
             )  # fmt: skip
@@ -254,12 +282,17 @@ class _DirectCalls(TorchFunctionMode):
 
 
 def stream_of(output: Any) -> Float[Tensor, "*B D"]:
-    """Return the states (..., D) in the output of a block, or a module of one output."""
+    """Return a block's output states: the output itself, or the first of a tuple."""
     return output if isinstance(output, Tensor) else output[0]
 
 
 def decoder_blocks(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """Return the list of layers: the one of the configured length in the text decoder."""
+    """Return the model's list of blocks: of the module lists of this length, the one with the most
+    parameters.
+
+    Raises:
+        WakefulError: the model has no such list.
+    """
     lists = [
         module
         for module in model.modules()

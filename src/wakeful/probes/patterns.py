@@ -55,16 +55,17 @@ class AttentionPictures(SumProbe):
             return
         for sequence in event.sequences:
             for head in range(sequence.num_heads):
-                if self.heads is None or head in self.heads:
-                    key = event.layer, head
-                    picture = attention_picture(sequence, head, self.size)
-                    previous, _ = self.sums.get(key, (picture, 0))
-                    if previous.shape != picture.shape:
-                        raise WakefulError(
-                            f"pictures of {len(previous)} and of {len(picture)} tokens have no "
-                            "mean: give AttentionPictures a size up to the shortest sequence"
-                        )
-                    self.add(key, picture)
+                if self.heads is not None and head not in self.heads:
+                    continue
+                key = event.layer, head
+                picture = attention_picture(sequence, head, self.size)
+                previous, _ = self.sums.get(key, (picture, 0))
+                if previous.shape != picture.shape:
+                    raise WakefulError(
+                        f"pictures of {len(previous)} and of {len(picture)} tokens have no "
+                        "mean: give AttentionPictures a size up to the shortest sequence"
+                    )
+                self.add(key, picture)
 
     def pictures(self) -> dict[tuple[Any, ...], Float[Tensor, "S S"]]:
         """Return the picture of each (layer, head)."""
@@ -87,7 +88,10 @@ def _pixels(picture: Tensor, *, causal: bool = True) -> Iterator[tuple[str, floa
 
 
 def attention_picture(heads: AttentionInputs, head: int, size: int) -> Float[Tensor, "S S"]:
-    """Return one head's weights pooled to size × size bins (L × L where L is smaller)."""
+    """Return one head's weights pooled to size × size bins (L × L where L is smaller).
+
+    A pixel is a sum over its bin's keys and a mean over its bin's queries.
+    """
     length = heads.length
     size = min(size, length)
     bins = torch.arange(length, device=heads.q.device) * size // length
@@ -111,16 +115,20 @@ class MeanAttention(SumProbe):
         self.tokens = tokens
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add all heads' attention among the first tokens to one mean."""
+        """Add all heads' attention among the first tokens to one mean.
+
+        A shorter sequence's weights are padded with zeros, which do not count in the mean.
+        """
         for sequence in event.sequences:
             size = min(self.tokens, sequence.length)
-            rest = self.tokens - size
-            present = F.pad(torch.ones(size, 1), (0, 0, 0, rest))
+            padding = self.tokens - size
+            counted_rows = F.pad(torch.ones(size, 1), (0, 0, 0, padding))
             for head in range(sequence.num_heads):
-                self.add((), F.pad(head_weights(sequence, head, size), (0, rest, 0, rest)), present)
+                weights = F.pad(head_weights(sequence, head, size), (0, padding, 0, padding))
+                self.add((), weights, counted_rows)
 
     def picture(self) -> Float[Tensor, "tokens tokens"]:
-        """Return the mean weights; positions never seen are left out."""
+        """Return the mean weights (query, key); positions that no sequence has are left out."""
         total, counts = self.sums[()]
         covered = int((counts > 0).sum())
         return total[:covered, :covered] / counts[:covered]
@@ -147,6 +155,7 @@ class FirstAttention(Probe):
         self.weights: dict[int, list[list[list[float]]]] = {}
 
     def see_attention(self, event: AttentionEvent) -> None:
+        """Keep the weights of the first sequence that a layer sees; others are left out."""
         if event.layer in self.weights:
             return
         first = event.sequences[0]
@@ -155,7 +164,9 @@ class FirstAttention(Probe):
         ]
 
     def frame(self) -> Frame:
-        """Return one row per weight: layer, head, query, key, value; softmax over all keys."""
+        """Return one row for each weight: layer, head, query, key, value. Zeros above the diagonal
+        are left out.
+        """
         rows = [
             (layer, head, query, key, value)
             for layer, heads in sorted(self.weights.items())
@@ -181,22 +192,30 @@ class HiddenPicture(SumProbe):
         self.tokens, self.bins = tokens, bins
 
     def see_hidden(self, event: HiddenEvent) -> None:
-        """Add |x| of the first tokens; the mean over layers has no embedding."""
-        # A mean over layers leaves the embedding out.
-        for h in event.sequences if event.layer >= 0 else ():
-            size = h[: self.tokens].abs()
-            rest = (0, 0, 0, self.tokens - len(size))
-            self.add((), F.pad(size, rest), F.pad(torch.ones(len(size), 1), rest))
+        """Add |x| of the first tokens. A shorter sequence is padded with zeros, which do not count
+        in the mean.
+        """
+        if event.layer < 0:  # the mean over layers leaves the embedding out
+            return
+        for h in event.sequences:
+            magnitudes = h[: self.tokens].abs()
+            padding = (0, 0, 0, self.tokens - len(magnitudes))
+            counted_rows = F.pad(torch.ones(len(magnitudes), 1), padding)
+            self.add((), F.pad(magnitudes, padding), counted_rows)
 
     def picture(self) -> Float[Tensor, "tokens bins"]:
-        """Return mean |x| by position and channel bin, without unseen positions."""
+        """Return mean |x| by position and channel bin, a bin's value being its largest channel's.
+
+        Positions that no sequence has are left out.
+        """
         total, counts = self.sums[()]
         covered = counts.squeeze(1) > 0
         mean = total[covered] / counts[covered]
         width = mean.shape[1]
-        edges = torch.arange(width) * min(self.bins, width) // width
-        pooled = mean.new_zeros(len(mean), min(self.bins, width))
-        return pooled.scatter_reduce(1, edges.expand_as(mean), mean, "amax")
+        num_bins = min(self.bins, width)
+        bin_of_channel = torch.arange(width) * num_bins // width
+        pooled = mean.new_zeros(len(mean), num_bins)
+        return pooled.scatter_reduce(1, bin_of_channel.expand_as(mean), mean, "amax")
 
     def rows(self) -> Frame:
         return exact_rows(

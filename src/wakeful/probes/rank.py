@@ -55,7 +55,7 @@ class Ranks(MeanProbe):
         self.spent = 0.0
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add every head's rank, or its bounds once `seconds` are spent."""
+        """Add every head's rank and mass columns, and the time that it takes to `spent`."""
         for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
             started = time.perf_counter()
             for head, bounds in enumerate(self.bounds(sequence, statistics)):
@@ -65,7 +65,11 @@ class Ranks(MeanProbe):
             self.spent += time.perf_counter() - started
 
     def bounds(self, sequence: AttentionInputs, statistics: TileStatistics) -> list[RankBounds]:
-        """Return bounds of every head's rank, equal where it is known."""
+        """Return bounds of every head's rank, equal where it is known.
+
+        The sums in `statistics` bound all ranks; those that they leave open are calculated, or in a
+        sequence of more than `max_tokens` bounded more tightly, until `seconds` are spent.
+        """
         all_bounds = column_bounds(
             statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
         )
@@ -81,22 +85,23 @@ class Ranks(MeanProbe):
             rank = matrix_rank(A, self.tau, causal=sequence.keep is None)
             return RankBounds(rank, rank)
 
-        unknown = [head for head, bounds in enumerate(all_bounds) if not bounds.closed]
-        for head, bounds in zip(
-            unknown, map_heads(tighten, unknown, statistics.column_energy.device), strict=True
-        ):
+        open_heads = [head for head, bounds in enumerate(all_bounds) if not bounds.closed]
+        tightened = map_heads(tighten, open_heads, statistics.column_energy.device)
+        for head, bounds in zip(open_heads, tightened, strict=True):
             all_bounds[head] = bounds
         return all_bounds
 
     def _put(self, layer: int, head: int, bounds: RankBounds) -> None:
-        for metric, value, bound in (
-            ("rank", bounds.high, not bounds.closed),
-            ("rank_at_least", bounds.low, False),
-        ):
-            self.add(RowKey(layer, head, "all", metric, "paper"), value, bound=bound)
+        """Add one sequence's bounds of a head's rank: the upper as `rank`, and the lower."""
+        upper = RowKey(layer, head, "all", "rank", "paper")
+        lower = RowKey(layer, head, "all", "rank_at_least", "paper")
+        self.add(upper, bounds.high, bound=not bounds.closed)
+        self.add(lower, bounds.low)
 
     def rows(self) -> Frame:
-        """Return ranks by head, then by layer; a rank that is a bound has its lower bound too."""
+        """Return the heads' rows, then the layers'. A head whose rank is only bounded also has a
+        row of its lower bound, variant "at_least".
+        """
         rows = super().rows()
         heads = rows.filter(metric="rank")
         open_heads = heads.filter(pl.col("kind") == "bound")
@@ -114,33 +119,36 @@ class Ranks(MeanProbe):
         return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
 
     def _layer(self, heads: Frame) -> Frame:
-        """Return a layer's rows from its heads': largest rank, lazy or not, heads near rank 1."""
+        """Return one layer's rows from the rows of its heads' ranks: the largest rank, whether the
+        layer is lazy (1 or 0), and the number of heads near rank 1.
+        """
         largest = heads.sort("value").tail(1).row(0, named=True)
         kind = "bound" if (heads["kind"] == "bound").any() else "exact"
-        lazy = float(largest["value"] <= self.lazy_rank)
-        near = float((heads["value"] <= self.lazy_rank).sum())
-        shared = (largest["layer"], None, "all")
+        is_lazy = float(largest["value"] <= self.lazy_rank)
+        num_near = float((heads["value"] <= self.lazy_rank).sum())
+        columns = (largest["layer"], None, "all")  # layer, head, position
         rows = [
-            (*shared, "rank", "paper", largest["value"], largest["standard_error"], kind),
-            (*shared, "lazy", "paper", lazy, None, kind),
-            (*shared, "near_rank_1", "paper", near, None, kind),
+            (*columns, "rank", "paper", largest["value"], largest["standard_error"], kind),
+            (*columns, "lazy", "paper", is_lazy, None, kind),
+            (*columns, "near_rank_1", "paper", num_near, None, kind),
         ]
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 def map_heads(do: Callable[[int], _T], heads: Iterable[int], device: torch.device) -> list[_T]:
-    """Return `do` of each head, in order.
+    """Return the results of `do` for each head, in order.
 
-    On a CPU as many heads at a time as torch has threads, since a decomposition gains little from a
-    second thread; elsewhere one by one.
+    On a CPU as many heads run at a time as torch has threads, since a decomposition gains little
+    from a second thread; on other devices one by one.
     """
-    heads, threads = list(heads), torch.get_num_threads() if device.type == "cpu" else 1
+    heads = list(heads)
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1 or len(heads) < 2:
         return [do(head) for head in heads]
     inference, graph = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def run(head: int) -> _T:
-        # A thread begins with torch's own modes and as many threads as torch may have.
+        # A new thread has torch's default modes and number of threads, not the caller's.
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.set_grad_enabled(graph):
             return do(head)
@@ -149,4 +157,4 @@ def map_heads(do: Callable[[int], _T], heads: Iterable[int], device: torch.devic
         try:
             return list(pool.map(run, heads))
         finally:
-            torch.set_num_threads(threads)  # what threads yet to come begin with
+            torch.set_num_threads(threads)  # the 1 above also became the default of new threads

@@ -16,7 +16,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.paged import stored_tensor
 
 _PROBED = 8
-"""Tokens on which causality is checked."""
+"""Number of tokens on which causality is checked."""
 
 
 def as_decoder(model: nn.Module) -> Decoder | None:
@@ -55,7 +55,7 @@ def _is_of_peft(module: nn.Module) -> bool:
 
 
 def logits_of(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
-    """Return the logits of the token after each."""
+    """Return the logits at each token, which predict the next one."""
     states, head = states_of(model, tokens)
     return head(states)
 
@@ -63,10 +63,11 @@ def logits_of(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 
 def states_of(
     model: nn.Module, tokens: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "B L C"], nn.Module]:
-    """Return hidden states of the tokens, and the module that makes logits of them.
+    """Return (states, head), where head(states) are the logits.
 
-    For our decoder: its last hidden states and its head, so that a caller can apply it to few
-    positions. For other models, and a decoder that caps logits: the logits and the identity.
+    For our decoder these are its last hidden states and its head, so that a caller can apply the
+    head to few positions. For other models, and for a decoder that caps its logits after the head,
+    they are the logits and the identity.
     """
     decoder = as_decoder(model)
     if decoder is not None:
@@ -92,7 +93,9 @@ def named_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of memory, or of files, behind tensors; each storage counts once."""
+    """Return the bytes of memory, or of mapped files, behind tensors; a storage that several
+    share counts once.
+    """
     storages = (stored_tensor(tensor.detach()).untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -103,7 +106,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def num_layers_of(model: nn.Module) -> int:
-    """Return the number of blocks by the model's configuration."""
+    """Return the number of blocks that the model's configuration gives."""
     decoder = as_decoder(model)
     if decoder is not None:
         return decoder.config.num_layers
@@ -111,30 +114,34 @@ def num_layers_of(model: nn.Module) -> int:
 
 
 def first_target(model: nn.Module) -> int:
-    """Return the first position to predict: 1, or later where the first tokens see each other."""
+    """Return the position of the first token to predict: 1, or the length of a relaxed prefix,
+    whose tokens see each other.
+    """
+    # The model may be a Transformers class around our decoder.
     decoder = next((part for part in model.modules() if isinstance(part, Decoder)), None)
     return 1 if decoder is None else max(1, decoder.config.relaxed_prefix)
 
 
 @torch.no_grad()
 def check_causal(name: str, model: nn.Module) -> None:
-    """Raise `WakefulError` if a later token moves the logits of earlier ones.
+    """Raise `WakefulError` if another last token changes the logits of earlier ones.
 
-    Our decoder is causal by construction, and a quantized model was looked at before it became
-    one: dynamic scales of a whole sequence move all its logits a little.
+    Our decoder is causal by construction, and is not run. A quantized model was checked before it
+    was quantized: dynamic scales of a whole sequence change all its logits a little.
     """
-    if as_decoder(model) is not None or any(hasattr(m, "scheme") for m in model.modules()):
+    is_quantized_already = any(hasattr(module, "scheme") for module in model.modules())
+    if as_decoder(model) is not None or is_quantized_already:
         return
-    embedded = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-    assert isinstance(embedded, nn.Module)
-    weight = next(embedded.parameters())
+    embedding = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    assert isinstance(embedding, nn.Module)
+    weight = next(embedding.parameters())
     tokens = (torch.arange(2 * _PROBED, device=weight.device) % weight.shape[0]).view(2, _PROBED)
-    tokens[1, :-1] = tokens[0, :-1]
-    if int(tokens[0, -1]) == int(tokens[1, -1]):
+    tokens[1, :-1] = tokens[0, :-1]  # two texts that differ in the last token alone
+    if int(tokens[0, -1]) == int(tokens[1, -1]):  # the vocabulary is too small for that
         return
-    full, shortened = logits_of(model, tokens)[:, :-1].float()
-    close = 1e-5 if weight.dtype in (torch.float32, torch.float64) else 1e-2
-    if float((full - shortened).abs().max()) > close * float(full.abs().max()):
+    logits, other_logits = logits_of(model, tokens)[:, :-1].float()
+    tolerance = 1e-5 if weight.dtype in (torch.float32, torch.float64) else 1e-2
+    if float((logits - other_logits).abs().max()) > tolerance * float(logits.abs().max()):
         raise WakefulError(
             f"{name} is not causal: a {type(model).__name__} whose tokens see those after them "
             "gives a text no likelihood (is_decoder is not set in its configuration?)"
@@ -142,12 +149,15 @@ def check_causal(name: str, model: nn.Module) -> None:
 
 
 def block_paths(model: nn.Module) -> dict[str, tuple[int | None, str]]:
-    """Return each module's block number (None outside the blocks) and its name inside it."""
+    """Return for each module's name its block's index and its name inside the block.
+
+    Outside the blocks, and for a block itself, they are None and the whole name.
+    """
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}
-    prefix = names[id(blocks)] + "."
+    inside_block = re.compile(re.escape(names[id(blocks)]) + r"\.(\d+)\.(.+)")
     paths: dict[str, tuple[int | None, str]] = {}
     for name in names.values():
-        match = re.match(r"(\d+)\.(.+)", name[len(prefix) :]) if name.startswith(prefix) else None
+        match = inside_block.match(name)
         paths[name] = (int(match[1]), match[2]) if match else (None, name)
     return paths

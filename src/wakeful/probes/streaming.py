@@ -25,14 +25,17 @@ from wakeful.model.finite import widened
 from wakeful.probes import exact
 
 LONGEST_BY_DEFINITION = 4096
-"""Tokens of a sequence whose weights are made whole: a gigabyte for 16 heads."""
+"""Most tokens of a sequence whose weights are made whole: a gigabyte for 16 heads."""
 _TILE_ELEMENTS = 1 << 17
 """Weights a tile holds at most: half a megabyte in float32, which stays in a core's cache."""
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Inputs of the attention weights of one sequence; see `AttentionEvent`."""
+    """Inputs of the attention weights of one sequence; see `AttentionEvent`.
+
+    `prefix_k` are a stored prefix's keys, which all queries see.
+    """
 
     q: Float[Tensor, "H L d"]
     k: Float[Tensor, "G L d"]
@@ -41,7 +44,7 @@ class AttentionInputs:
     window: int | None = None
     softcap: float | None = None
     sink: Float[Tensor, "*L H"] | None = None
-    before: Float[Tensor, "G P d"] | None = None
+    prefix_k: Float[Tensor, "G P d"] | None = None
     weigh: Weigh | None = None
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
@@ -50,8 +53,11 @@ class AttentionInputs:
 
     @property
     def values(self) -> Float[Tensor, "G L _"]:
-        """Each key/value head's own values, several of which `v` may hold side by side, in float32
-        (float64 stays)."""
+        """The values of each key/value head, in float32 or wider.
+
+        Each n = `heads_per_value` heads of `v` repeat the values of all n, concatenated: one of
+        them is split again.
+        """
         v = widened(self.v)[:: self.heads_per_value]
         return v.unflatten(-1, (self.heads_per_value, -1)).transpose(1, 2).flatten(0, 1)
 
@@ -67,7 +73,7 @@ class AttentionInputs:
 
     @cached_property
     def by_definition(self) -> Float[Tensor, "H L S"]:
-        """Every head's weights on the keys, a stored prefix's first, where `weigh` makes them.
+        """Every head's whole weights on the keys, a stored prefix's first, as `weigh` makes them.
 
         Raises:
             WakefulError: the sequence has more than `LONGEST_BY_DEFINITION` tokens.
@@ -76,9 +82,9 @@ class AttentionInputs:
         k, keep = self.k, self.keep
         if keep is None:
             keep = exact.causal(self.length, self.window, self.q.device)
-        if self.before is not None:
-            k = torch.cat([self.before, k], 1)
-            keep = torch.cat([keep.new_ones(len(keep), self.before.shape[1]), keep], 1)
+        if self.prefix_k is not None:
+            k = torch.cat([self.prefix_k, k], 1)
+            keep = torch.cat([keep.new_ones(len(keep), self.prefix_k.shape[1]), keep], 1)
         return exact.attention_weights(
             widened(self.q), widened(k), scale=self.scale, softcap=self.softcap, keep=keep,
             weigh=self.weigh,
@@ -86,7 +92,7 @@ class AttentionInputs:
 
 
 def check_length(length: int) -> None:
-    """Raise `WakefulError` where weights of that many tokens are not made whole."""
+    """Raise `WakefulError` for more tokens than whole weights (L × L) are made for."""
     if length > LONGEST_BY_DEFINITION:
         raise WakefulError(
             f"attention weights that are not a softmax are seen whole, in sequences of up to "
@@ -125,7 +131,7 @@ class TileStatistics:
     first_key_rows: Float[Tensor, "H"]
     """The number of queries whose largest weight, a stored prefix included, is key 0 alone."""
     row_0_dominated: Float[Tensor, "H"]
-    """Number of rows of query 0 among them (0 or 1)."""
+    """1 if query 0 is one of `first_key_rows`, else 0."""
     leading_rows: Float[Tensor, "H L"]
     """The number of queries whose largest weight, a stored prefix included, is key j: the first of
     several equal ones, so that even attention leads to key 0."""
@@ -143,8 +149,9 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
     num_heads, length = heads.num_heads, heads.length
     repeats = num_heads // heads.k.shape[0]
     device = heads.q.device
+    # Rows of a plain softmax sum to 1, and need not be summed.
     sums_to_1 = not heads.other_calls and all(
-        option is None for option in (heads.sink, heads.before, heads.weigh, heads.keep)
+        option is None for option in (heads.sink, heads.prefix_k, heads.weigh, heads.keep)
     )
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
     c2, leading = torch.zeros_like(c1), torch.zeros_like(c1)
@@ -156,14 +163,14 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
         for tile in tiles(heads, range(group_heads.start, group_heads.stop)):
             p = tile.weights
             highest, key = p.max(-1)
+            # A query leads to no key if it sees none, or a stored key has the largest weight.
             leads = highest > (0 if tile.stored is None else tile.stored.amax(-1))
             leading[group_heads].scatter_add_(1, tile.first_key + key, leads.double())
             if tile.first_key == 0:
-                rivals = [p[..., 1:]] if tile.stored is None else [p[..., 1:], tile.stored]
-                dominated = p[..., 0] > 0
-                for rival in rivals:
-                    if rival.shape[-1]:
-                        dominated &= p[..., 0] > rival.amax(-1)
+                dominated = p[..., 0] > 0  # queries whose largest weight is key 0 alone
+                for others in (p[..., 1:], tile.stored):
+                    if others is not None and others.shape[-1]:
+                        dominated &= p[..., 0] > others.amax(-1)
                 first_key_rows[group_heads] += dominated.sum(-1)
                 if tile.first_query == 0:
                     row_0_mass[group_heads] = p[:, 0, 0].double()
@@ -175,6 +182,7 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
             if tile.stored is not None:
                 stored[group_heads] += tile.stored.sum((1, 2))
             c1[group_heads, tile.first_key : tile.end_key] += p.sum(1)
+            # In place: these weights are not needed any more.
             c2[group_heads, tile.first_key : tile.end_key] += p.square_().sum(1)
     if sums_to_1:
         largest_row_sum.fill_(1.0)
@@ -186,26 +194,23 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
         first_key_rows=first_key_rows,
         row_0_dominated=row_0_dominated,
         leading_rows=leading,
-        stored_mass=None if heads.before is None else stored,
+        stored_mass=None if heads.prefix_k is None else stored,
     )
 
 
 def head_weights(
     heads: AttentionInputs, head: int, tokens: int | None = None
 ) -> Float[Tensor, "size size"]:
-    """Return one head's weights among the first `tokens` positions (None: all), softmax over all
-    keys; among all, it is the only L × L tensor that the fast paths ever make.
+    """Return one head's weights of the first `tokens` queries on the first `tokens` keys (None:
+    all). The softmax is over all keys that a query sees.
     """
     size = heads.length if tokens is None else min(tokens, heads.length)
     dtype = torch.promote_types(heads.q.dtype, torch.float32)
     A = torch.zeros(size, size, dtype=dtype, device=heads.q.device)
     for tile in tiles(heads, range(head, head + 1)):
-        rows, keys = (
-            min(tile.end_query, size) - tile.first_query,
-            min(tile.end_key, size) - tile.first_key,
-        )
-        A[tile.first_query : tile.end_query, tile.first_key : tile.end_key] = tile.weights[
-            0, :rows, :keys
+        end_query, end_key = min(tile.end_query, size), min(tile.end_key, size)
+        A[tile.first_query : end_query, tile.first_key : end_key] = tile.weights[
+            0, : end_query - tile.first_query, : end_key - tile.first_key
         ]
         if tile.end_query >= size:
             break
@@ -214,11 +219,11 @@ def head_weights(
 
 def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
     """Return every head's and query's weight on key 0, in float64."""
-    repeats = heads.num_heads // heads.k.shape[0]
+    repeats = heads.num_heads // heads.k.shape[0]  # query heads that share a key head
     column = torch.zeros(heads.num_heads, heads.length, dtype=torch.float64, device=heads.q.device)
     for start in range(0, heads.num_heads, repeats):
         for tile in tiles(heads, range(start, start + repeats)):
-            if tile.first_key == 0:
+            if tile.first_key == 0:  # a window may hide key 0 from later tiles
                 column[start : start + repeats, tile.first_query : tile.end_query] = tile.weights[
                     ..., 0
                 ]
@@ -226,11 +231,10 @@ def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
 
 
 def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
-    """Yield the weights of consecutive query heads that share one key head, tile by tile.
+    """Yield the weights of the query heads `chosen`, which share one key head, tile by tile.
 
-    Other calls of the same layer are added, each times its share.
-
-    The tile's tensor is reused: a caller may overwrite it and must not keep it.
+    Where a layer attends several times (`other_calls`), they are the sum over calls, each times its
+    `share`. The tile's tensor is reused: a caller may overwrite it and must not keep it.
     """
     if not heads.other_calls:
         yield from _one_call_tiles(heads, chosen)
@@ -248,12 +252,14 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
 
 
 def _one_call_tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
-    """Yield the tiles of `heads` alone, without its other calls: softmax(q·k) row by row.
+    """Yield the tiles of the query heads `chosen` in one attention call, without the layer's other
+    calls.
 
-    A row of the buffer holds n visible keys, then the stored prefix's keys, then the sink.
+    A row of the buffer holds n visible keys, then the stored prefix's keys, then the sink: a
+    softmax over all three gives the weights of the first two.
     """
     R = len(chosen)
-    if heads.weigh is not None:
+    if heads.weigh is not None:  # not a softmax: all queries are one tile
         weights = heads.by_definition[chosen.start : chosen.stop].clone()
         num_stored = weights.shape[-1] - heads.length
         on_prefix = weights[..., :num_stored] if num_stored else None
@@ -262,9 +268,9 @@ def _one_call_tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     group = chosen.start // (heads.num_heads // heads.k.shape[0])
     q = widened(heads.q[chosen.start : chosen.stop]) * heads.scale
     k = heads.k[group].to(q.dtype).T.contiguous()
-    prefix_k = None if heads.before is None else heads.before[group].to(q.dtype).T
+    prefix_k = None if heads.prefix_k is None else heads.prefix_k[group].to(q.dtype).T
     sink = None if heads.sink is None else heads.sink[..., chosen.start : chosen.stop].to(q.dtype)
-    num_stored = 0 if heads.before is None else heads.before.shape[1]
+    num_stored = 0 if prefix_k is None else prefix_k.shape[1]
     extra = num_stored + (0 if sink is None else 1)
     height = _tile_height(heads, R)
     buffer = q.new_empty(R * height * (heads.length + extra))
@@ -293,17 +299,20 @@ def _one_call_tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
 
 
 def _tile_height(heads: AttentionInputs, num_heads: int) -> int:
-    """Return the queries of a tile, a multiple of 16, so that it has `_TILE_ELEMENTS` or so."""
+    """Return how many queries a tile takes, 32 to 128 in steps of 16, so that it has about
+    `_TILE_ELEMENTS` weights.
+    """
     widest = heads.length if heads.window is None else min(heads.length, heads.window + 128)
     height = max(32, min(128, _TILE_ELEMENTS // (num_heads * widest)))
-    return -(-height // 16) * 16
+    return math.ceil(height / 16) * 16
 
 
 def _visible_keys(heads: AttentionInputs, start: int, stop: int) -> tuple[int, int]:
-    """Return the range [first, last) of keys that any of the queries [start, stop) sees."""
-    if heads.keep is not None:
+    """Return (first, end): the range [first, end) of keys that queries [start, stop) may see."""
+    if heads.keep is not None:  # an explicit mask may show any key
         return 0, heads.length
-    return 0 if heads.window is None else max(0, start - heads.window + 1), stop
+    first = 0 if heads.window is None else max(0, start - heads.window + 1)
+    return first, stop
 
 
 def _mask_logits(
@@ -315,13 +324,16 @@ def _mask_logits(
     last: int,
     late: Tensor,
 ) -> None:
-    """Set the logits of keys that a query does not see to -inf; `late` is the strict triangle."""
+    """Set the logits of keys [first, last) that a query of [start, stop) does not see to -inf.
+
+    `late` is the strict upper triangle: keys after their query, among the tile's own tokens.
+    """
     if heads.keep is not None:
         logits.masked_fill_(~heads.keep[start:stop, first:last], -math.inf)
         return
     r = stop - start
     logits[..., start - first :].masked_fill_(late[:r, :r], -math.inf)
-    if heads.window is not None and stop > heads.window:
+    if heads.window is not None and stop > heads.window:  # earlier queries see all before them
         query = torch.arange(start, stop, device=logits.device).unsqueeze(1)
         key = torch.arange(first, last, device=logits.device)
         logits.masked_fill_(key <= query - heads.window, -math.inf)

@@ -37,54 +37,62 @@ _UNSEEN = (
 
 
 class DecoderSource:
-    """Hooks a `Decoder`; its keys and values are what the value route made of them.
+    """Source of the events of a `Decoder`: hooks that show its layers' inputs and outputs.
 
-    A layer whose route attends several times is one event, its weights mixed as the route says.
+    A layer whose value route attends several times is one event, its weights mixed as the route
+    says.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.valid: Tensor | None = None
+        """The running pass's real tokens, None if none is padding."""
         self.calls: list[AttentionEvent] = []
+        """The attention calls that the running layer has made."""
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
-        """Send the model's events to `emit` inside the context."""
+        """Send the model's events to `emit` inside the context: the embedding (layer −1), then each
+        layer's attention and its output.
+        """
         blocks = dict(enumerate(self.model.blocks))
         attentions = {layer: block.attention for layer, block in blocks.items()}
-        mixes = {layer: shares_of(layer, block) for layer, block in blocks.items()}
-        received: list[Tensor] = []
+        call_shares = {layer: shares_of(layer, block) for layer, block in blocks.items()}
+        block_input: list[Tensor] = []
 
-        def before(layer: int, args: tuple) -> None:
-            received[:] = [args[0].detach()]
+        def before_block(layer: int, args: tuple) -> None:
+            block_input[:] = [args[0].detach()]
             self.calls = []
             if layer == 0:
                 self.valid = real_tokens(next(arg for arg in args if isinstance(arg, Flow)))
-                emit(HiddenEvent(-1, received[0], self.valid))
+                emit(HiddenEvent(-1, block_input[0], self.valid))
 
-        def attend(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
-            shares, unseen = mixes[layer]
+        def before_dot(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
+            shares, unseen = call_shares[layer]
             self.calls.append(self._call(layer, attentions[layer], args, kwargs, unseen))
             if len(self.calls) == len(shares):
                 emit(sum_calls(self.calls, shares))
 
-        def after(layer: int, _args: tuple, output: tuple) -> None:
-            shares, _ = mixes[layer]
+        def after_block(layer: int, _args: tuple, output: tuple) -> None:
+            shares, _ = call_shares[layer]
             if len(self.calls) != len(shares):
                 raise WakefulError(
                     f"layer {layer} attended {len(self.calls)} times, and its route gives shares "
                     f"for {len(shares)}: how its weights are mixed is unknown"
                 )
-            emit(HiddenEvent(layer, output[0].detach(), self.valid, received.pop()))
+            emit(HiddenEvent(layer, output[0].detach(), self.valid, block_input.pop()))
 
         dots = {layer: attention.dot for layer, attention in attentions.items()}
-        with hooked(blocks, before=before, after=after), hooked(dots, before=attend, named=True):
+        with (
+            hooked(blocks, before=before_block, after=after_block),
+            hooked(dots, before=before_dot, named=True),
+        ):
             yield
 
     def _call(
         self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any], unseen: str
     ) -> AttentionEvent:
-        """Return the event of one call of a layer's attention.
+        """Return the event of one call of a layer's attention. `args` are q, k and v.
 
         `unseen` says why probes of attention do not apply, "" where they do.
         """
@@ -93,17 +101,18 @@ class DecoderSource:
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         length = q.shape[2]
         stored_keys = None
-        if dot.stored:
+        if dot.stored:  # the first keys are a stored prefix's
             stored_keys, k, v = k[0, :, : dot.stored], k[:, :, dot.stored :], v[:, :, dot.stored :]
-        if k.shape[2] != length:
+        if k.shape[2] != length:  # more keys than the tokens' own: the weights are not L × L
             unseen = unseen or _UNSEEN.format(layer)
             k, v = k[:, :, :length], v[:, :, :length]
         keep = kwargs.get("keep")
         if keep is not None and dot.stored:
             keep = keep[..., dot.stored :]
-        if keep is None and dot.prefix > 1:
+        if keep is None and dot.prefix > 1:  # a relaxed prefix: its tokens see each other
             keep = causal_mask(length, length, dot.prefix, q.device)
-        keep = None if keep is None else visibility(keep, self.valid, None)[1]
+        if keep is not None:
+            _, keep = visibility(keep, self.valid, None)  # None if it is causal
         sink = kwargs["sink"]
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
@@ -114,9 +123,9 @@ class DecoderSource:
 
 
 def real_tokens(flow: Flow) -> Tensor | None:
-    """Return a mask of the real tokens of a forward pass, None if none is padding.
+    """Return a mask (B, L) of the real tokens of a forward pass, None if none is padding.
 
-    A real token sees itself, and no query sees padding.
+    A token is real if it sees itself: no query sees padding.
 
     Raises:
         WakefulError: the pass continues sequences that are in a cache.
@@ -131,10 +140,10 @@ def real_tokens(flow: Flow) -> Tensor | None:
 
 
 def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
-    """Return the factor of each of a layer's attention calls in their sum, and why probes do not
-    apply to the sum ("" where they do).
+    """Return (shares, unseen): the factor of each of a layer's attention calls in their weighted
+    sum, and why probes do not apply to that sum ("" where they do).
     """
-    attenders = block.attention.attenders
+    attenders = block.attention.attenders  # routes that attend themselves
     shares = attenders[0].shares(layer) if attenders else (1.0,)
     if not shares:
         return (1.0,), _UNSEEN.format(layer)
@@ -147,7 +156,9 @@ def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
 
 
 def check_one_matrix(model: Decoder, length: int) -> None:
-    """Raise `WakefulError` where a layer's weights on so many tokens are not one matrix to see."""
+    """Raise `WakefulError` if probes of attention do not apply to a layer, or it has no softmax and
+    `length` tokens are too many for whole weights.
+    """
     for layer, block in enumerate(model.blocks):
         _, unseen = shares_of(layer, block)
         if unseen:
@@ -157,7 +168,9 @@ def check_one_matrix(model: Decoder, length: int) -> None:
 
 
 def sum_calls(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
-    """Return one event for a layer that attended several times with the same values."""
+    """Return one event for all calls of a layer's attention: the last, the others in its
+    `other_calls`. Calls with different values have no common weights, and `unseen` says so.
+    """
     *earlier, last = (
         replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)
     )
@@ -198,21 +211,21 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
     if model.training:
         raise WakefulError("dropout would be measured too: call model.eval() before watching it")
     source = event_source(model)
-    count = 0
+    num_attention_events = 0
 
     def emit(event: Event) -> None:
-        nonlocal count
-        count += isinstance(event, AttentionEvent)
+        nonlocal num_attention_events
+        num_attention_events += isinstance(event, AttentionEvent)
         # The probes' arithmetic must be neither recorded nor lowered to autocast's precision.
         device = event.q.device if isinstance(event, AttentionEvent) else event.h.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for probe in probes:
                 probe.see(event)
 
-    calls: list[None] = []
-    with hooked({"": model}, after=lambda *_: calls.append(None)), source.open(emit):
+    forwards: list[None] = []
+    with hooked({"": model}, after=lambda *_: forwards.append(None)), source.open(emit):
         yield Watch(probes)
-    if calls and not count:
+    if forwards and not num_attention_events:
         raise WakefulError(
             f"{type(model).__name__} ran but none of its attention was seen: no layer reached its "
             "attention"
