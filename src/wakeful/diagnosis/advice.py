@@ -48,19 +48,23 @@ class Trial:
     """A cure on windows of the text."""
 
     options: tuple[str, ...]
-    """Of `wakeful cure`."""
+    """Options of `wakeful cure`."""
     cure: str
     """The cure in words."""
     loss: LossChange
     share: float
     """Share of (query, head) pairs led by the first token, row 0 left out."""
     kurtosis: float
-    """Of the first token or the rest, whichever is larger."""
+    """Mean kurtosis of the first token or of the rest, whichever is larger."""
     later: tuple[LaterSink, ...] = ()
     """Sinks after the first token."""
 
     def eases(self, uncured: "Trial", good_share: float) -> bool:
-        """Return True if the first token's sink goes, at no loss and without a new later sink."""
+        """Return True if the cure removes the first token's sink, at no loss and without a later
+        sink that the model did not have.
+
+        A sink is one with a share over `good_share`.
+        """
         return (
             self.loss.is_harmless
             and self.share <= good_share < uncured.share
@@ -86,8 +90,8 @@ def advise(
 ) -> Advice | None:
     """Try cures on windows of the diagnosed text and return the best one as advice.
 
-    A model with a sink is tried with a stored prefix, then with learned sinks; a rotation is tried
-    alone where neither helps. None for a model without sinks and outliers.
+    Against a sink a stored prefix is tried, then learned sinks if the prefix does not help; where
+    neither does, a rotation alone. Return None for a model without sinks and outliers.
 
     Args:
         loaded: the model.
@@ -97,8 +101,8 @@ def advise(
         show: shows which cures are tried.
     """
     levels = {finding.title: finding.level for finding in findings(diagnosis)}
-    sunk = levels["Attention sinks"] != "good"
-    if not sunk and levels["Outlier activations"] == "good":
+    has_sink = levels["Attention sinks"] != "good"
+    if not has_sink and levels["Outlier activations"] == "good":
         return None
     if loaded.is_quantized:
         return Advice(words=f"{loaded.name} is quantized: cure the model that it was made from")
@@ -107,34 +111,39 @@ def advise(
     room = loaded.context - max(1, len(loaded.start_tokens(bos)))
     windows = windows_of(tokens, room)
     if any(map(is_fused, loaded.module.modules())):
-        return _advise_on_experts(loaded, windows, bos, sunk=sunk)
+        return _advise_on_experts(loaded, windows, bos, has_sink=has_sink)
     try:
         decoder = loaded.decoder()
     except WakefulError as error:
         return Advice(words=f"no cure can be made of {loaded.name}: {error}")
     cures = _CureTrials(loaded, decoder, windows, bos, show)
     trials: list[Trial] = []
-    for try_cure in (cures.try_prefix, cures.try_sinks) if sunk else ():
+    for try_cure in (cures.try_prefix, cures.try_sinks) if has_sink else ():
         trial = try_cure()
-        trials += [] if trial is None else [trial]
-        if trial is not None and cures.helps(trial):
+        if trial is None:  # the model cannot have this cure
+            continue
+        trials.append(trial)
+        if cures.helps(trial):
             break
     best = next(filter(cures.helps, trials), None) or next(filter(cures.eases, trials), None)
     if best is None and (rotated := cures.try_rotation()) is not None:
         trials.append(rotated)
         if rotated.kurtosis <= KURTOSIS < cures.plain.kurtosis:
             best = rotated
-    on = f"on {len(windows)} windows of {windows.shape[1]} tokens"
+    text_read = f"on {len(windows)} windows of {windows.shape[1]} tokens"
     if best is None:
         results = "; ".join(trial.describe_change(cures.plain) for trial in trials)
-        results = f"tried {on}: {results}" if results else cures.fixed
-        return Advice(words=f"{loaded.name} has {_SINK if sunk else 'outliers'}; {results}")
+        results = f"tried {text_read}: {results}" if results else cures.why_not_rotatable
+        problem = _SINK if has_sink else "outliers"
+        return Advice(words=f"{loaded.name} has {problem}; {results}")
     remarks = list[str]()
-    if sunk and not cures.helps(best):
+    if has_sink and not cures.helps(best):
         remarks.append("no cure removes that later sink" if cures.eases(best) else f"{_SINK} stays")
     if best.kurtosis > KURTOSIS and cures.turn is None:
-        remarks.append(f"outliers stay, for a rotation would not be exact: {cures.fixed}")
-    text = "; ".join([f"{best.describe_change(cures.plain)}, {on}", *remarks])
+        remarks.append(
+            f"outliers stay, for a rotation would not be exact: {cures.why_not_rotatable}"
+        )
+    text = "; ".join([f"{best.describe_change(cures.plain)}, {text_read}", *remarks])
     return Advice(words=text, arguments=" ".join(best.options))
 
 
@@ -146,11 +155,11 @@ class Look:
     share: float
     """Share of (query, head) pairs led by the first token, row 0 left out."""
     mass: float
-    """Mean attention on that token, likewise."""
+    """Mean attention on the first token, row 0 left out."""
     kurtosis: float
-    """The larger mean kurtosis of block outputs, of the first token or the rest."""
+    """Mean kurtosis of block outputs at the first token or at the rest, whichever is larger."""
     turned_kurtosis: float
-    """The same of the outputs after a rotation; NaN where there is none."""
+    """`kurtosis` of the outputs in a rotated basis; NaN where no rotation was given."""
     later: tuple[LaterSink, ...]
     """Sinks after the first token."""
 
@@ -164,42 +173,47 @@ def look_at(
     turn: Turning | None = None,
     text_of: Callable[[int], str] = str,
 ) -> Look:
-    """Measure a model on windows that it reads after `opening`: the losses of all, and the rest on
-    the first `SHARE_WINDOWS` of them.
+    """Measure a model on windows, each read after the tokens `opening`: the losses of all windows,
+    and sinks and outliers on the first `SHARE_WINDOWS` of them.
+
+    With `turn`, the outliers in the basis that it turns hidden states to are measured too.
+    `text_of` returns the text of a token.
     """
-    sinks, outliers, keys, turned = Sinks(), Outliers(), KeyShares(), Outliers()
-    probes: list[Probe] = [sinks, outliers, keys]
-    probes += [] if turn is None else [_Turned(turned, turn)]
-    watched, rest = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
+    sinks, outliers, key_shares, turned = Sinks(), Outliers(), KeyShares(), Outliers()
+    probes: list[Probe] = [sinks, outliers, key_shares]
+    if turn is not None:
+        probes.append(_Turned(turned, turn))
+    watched, unwatched = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
     with watch(model, *probes):
         losses = surgery.losses_after_opening(model, watched, opening)
     share, mass = remaining_sink(sinks)
-    rows = surgery.prepend_tokens(opening, watched).tolist()
+    sequences = surgery.prepend_tokens(opening, watched).tolist()
     return Look(
-        losses=losses + surgery.losses_after_opening(model, rest, opening),
+        losses=losses + surgery.losses_after_opening(model, unwatched, opening),
         share=share,
         mass=mass,
-        kurtosis=_kurtosis(outliers),
-        turned_kurtosis=math.nan if turn is None else _kurtosis(turned),
-        later=later_sinks(rows, keys.shares, keys.masses, text_of),
+        kurtosis=_larger_kurtosis(outliers),
+        turned_kurtosis=math.nan if turn is None else _larger_kurtosis(turned),
+        later=later_sinks(sequences, key_shares.shares, key_shares.masses, text_of),
     )
 
 
 def trial_of(
     options: tuple[str, ...], cure: str, before: Look, after: Look, *, turned: bool = False
 ) -> Trial:
-    """Return the trial of a cure by what was measured before and after it, which may have read
-    fewer windows, and the outliers `turned` by a rotation.
+    """Return the trial of a cure from the measurements `before` it and `after` it, the latter
+    perhaps on fewer windows. With `turned` its outliers are those of the rotated basis.
     """
     change = LossChange.between(before.losses[: len(after.losses)], after.losses)
     kurtosis = after.turned_kurtosis if turned else after.kurtosis
     return Trial(options, cure, change, after.share, kurtosis, after.later)
 
 
-def _kurtosis(outliers: Outliers) -> float:
+def _larger_kurtosis(outliers: Outliers) -> float:
+    """Return the mean kurtosis over layers of the first token or the rest, whichever is larger."""
     rows = outliers.rows().filter(metric="kurtosis")
-    parts = (mean_over_layers(rows.filter(position=part)) for part in ("first", "rest"))
-    return max(value or 0.0 for value in parts)
+    means = (mean_over_layers(rows.filter(position=part)) for part in ("first", "rest"))
+    return max(mean or 0.0 for mean in means)
 
 
 @dataclass
@@ -213,11 +227,11 @@ class _CureTrials:
     show: Display = SILENT
 
     def __post_init__(self) -> None:
-        self.turn, self.fixed = None, ""
+        self.turn, self.why_not_rotatable = None, ""
         try:
             self.turn = turning_of(self.decoder)
-        except WakefulError as error:  # why it cannot be turned
-            self.fixed = str(error).split("; ")[0]
+        except WakefulError as error:
+            self.why_not_rotatable = str(error).split("; ")[0]  # without the advice after it
         self.seen = self._look(self.decoder, self.windows, self.loaded.start_tokens(self.bos))
         self.plain = trial_of((), "as it is", self.seen, self.seen)
         self.good_share = surgery.free_share(self.windows.shape[1])
@@ -232,7 +246,10 @@ class _CureTrials:
 
     @cached_property
     def choice(self) -> surgery.SinkChoice:
-        """The token that is best stored, of all that the model may park on."""
+        """The token to store before every text so that it takes the sink, chosen by trials of all
+        candidates.
+        """
+        # Nothing stored and BOS stored have been measured already.
         looks: list[tuple[tuple[int, ...], Look]] = [((), self.seen)]
         if self.stored_bos is not None:
             looks.append(((*self.loaded.start_tokens("on"),), self.stored_bos))
@@ -246,11 +263,13 @@ class _CureTrials:
         )  # fmt: skip
 
     def helps(self, trial: Trial) -> bool:
-        """Tell whether a trial removes the sink at no loss."""
+        """Return True if a cure removes all sinks at no loss."""
         return trial.loss.is_harmless and trial.share <= self.good_share and not trial.later
 
     def eases(self, trial: Trial) -> bool:
-        """Tell whether a trial removes the first token's sink at no loss and a later one stays."""
+        """Return True if a cure removes the first token's sink at no loss; a later sink that the
+        model has may stay.
+        """
         return trial.eases(self.plain, self.good_share)
 
     def try_rotation(self) -> Trial | None:
@@ -261,8 +280,8 @@ class _CureTrials:
         return trial_of(options, cure, self.seen, self.seen, turned=True)
 
     def try_prefix(self) -> Trial | None:
-        """Try the token that is best stored before every text; return None where the model cannot
-        store one.
+        """Store the best token before every text and measure that; return None where the model
+        cannot store one.
         """
         try:
             surgery.check_stores(self.decoder, 1)
@@ -272,12 +291,13 @@ class _CureTrials:
         if look is None or [*token.tokens] != self.loaded.start_tokens("on"):
             cured = surgery.store_prefix(self.decoder, token.tokens)
             look = self._look(cured, self.windows[:SHARE_WINDOWS])
+            # Its losses on all windows are known from the choice.
             look = dataclasses.replace(look, losses=token.losses)
         return self._try_cured(("--prefix", "auto"), "store a token before every text", look)
 
     def try_sinks(self) -> Trial | None:
-        """Try learned sinks, fitted without training to the sink token that costs least; return
-        None where the model cannot have them.
+        """Put sinks that replace the best stored token into every head, fitted without training,
+        and measure that; return None where the model cannot have them.
         """
         try:
             surgery.check_replaceable(self.decoder)
@@ -286,13 +306,16 @@ class _CureTrials:
         first, rest = self.windows[:SHARE_WINDOWS], self.windows[SHARE_WINDOWS:]
         cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], first)
         look = self._look(cured, first)
+        # Where the first windows show a loss already, the others need not be read.
         if not LossChange.between(self.seen.losses[: len(first)], look.losses).is_worse:
             losses = look.losses + surgery.losses_after_opening(cured, rest)
             look = dataclasses.replace(look, losses=losses)
         return self._try_cured(("--sinks",), "put a learned sink into every head", look)
 
     def _try_cured(self, options: tuple[str, ...], cure: str, look: Look) -> Trial:
-        """Return the trial of a cure, with a rotation where its outliers ask for one."""
+        """Return the trial of a cure that `look` measured; where outliers stay and the model can be
+        rotated, of that cure with a rotation.
+        """
         if look.kurtosis <= KURTOSIS or self.turn is None:
             return trial_of(options, cure, self.seen, look)
         options, cure = ("--rotate", "hadamard", *options), f"{cure} and rotate its outliers away"
@@ -305,12 +328,13 @@ class _CureTrials:
 
 
 class _Turned(Probe):
-    """A probe of hidden states that sees them in another basis."""
+    """A probe that shows `inner` the hidden states in another basis, to which `turn` turns them."""
 
     def __init__(self, inner: Outliers, turn: Turning) -> None:
         self.inner, self.turn = inner, turn
 
     def see_hidden(self, event: HiddenEvent) -> None:
+        """Turn the states, in float64, and show them to the inner probe."""
         turned: Float[Tensor, "B L D"] = self.turn(event.h.double()).to(event.h.dtype)
         self.inner.see_hidden(dataclasses.replace(event, h=turned))
 
@@ -319,12 +343,12 @@ class _Turned(Probe):
 
 
 def _advise_on_experts(
-    loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, sunk: bool
+    loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, has_sink: bool
 ) -> Advice:
-    """Try the two cures of a mixture of experts: to set sinks that the model has already, and a
-    rotation.
+    """Try the two cures that exist for a mixture of experts, and return the best as advice: setting
+    the learned sinks that its architecture has already, and a rotation.
     """
-    sink_stays = "; no cure removes the sink of a mixture of experts" if sunk else ""
+    sink_stays = "; no cure removes the sink of a mixture of experts" if has_sink else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
@@ -339,7 +363,7 @@ def _advise_on_experts(
     model, opening = loaded.module, start
     uncured = best = trial_of((), "as it is", seen, seen)
     results = list[str]()
-    if sunk and _has_own_sinks(model):
+    if has_sink and _has_own_sinks(model):
         fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
         trial = measure("set its own sinks", fitted, (), "--sinks")
         results.append(trial.describe_change(uncured))
@@ -351,9 +375,10 @@ def _advise_on_experts(
         except WakefulError as error:
             results.append(f"no rotation can be made of it: {error}")
         else:
-            text = "rotate the outliers away"
-            text = text if best is uncured else f"{best.cure} and {text}"
-            trial = measure(text, rotated, opening, "--rotate", "hadamard", *best.options)
+            cure = "rotate the outliers away"
+            if best is not uncured:
+                cure = f"{best.cure} and {cure}"
+            trial = measure(cure, rotated, opening, "--rotate", "hadamard", *best.options)
             results.append(trial.describe_change(uncured))
             if trial.kurtosis <= KURTOSIS < best.kurtosis and trial.loss.is_harmless:
                 best = trial
@@ -365,6 +390,7 @@ def _advise_on_experts(
 
 
 def _has_own_sinks(model: nn.Module) -> bool:
+    """Return True if the architecture has learned sinks that can be set."""
     try:
         surgery.check_own_sinks(model)
     except WakefulError:

@@ -18,16 +18,17 @@ from wakeful.reports.value import Chart
 MAGNITUDES = (0, 10_000)
 """The scale of mean |x|, by symlog, in every picture of every model."""
 _EACH = 8
-"""The strongest sinks, and the heads of the highest rank, that come first; others follow."""
+"""How many of the strongest sinks, and of the heads of the highest rank, come first in a list."""
 _OTHERS_SEE = 16
 """The tokens that other heads' attention is drawn among: a model of hundreds of heads has it all
 in 50 kB of the page."""
 _LEVELS = "".join(chr(code) for code in range(ord("!"), 126) if chr(code) not in "\"&'<>\\|")
-"""A weight is written as one of these, by its square root, as its color goes too."""
+"""Characters that stand for the weights from 0 to 1, in even steps of the square root, by which
+they are colored too."""
 _HOLE = "~"
-"""A weight that is not there, or not finite."""
+"""Character for a weight that is not there, or not finite."""
 _WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
-"""Ticks of a scale of weights that goes by the square root."""
+"""Ticks of a color scale of weights that goes by the square root."""
 _SQUARE = 220
 _BARE = alt.Axis(labels=False, ticks=False)
 _THOUSANDTHS, _HUNDREDTHS = ("thousandths", 1000), ("hundredths", 100)
@@ -91,13 +92,14 @@ def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Dr
     bound, height = frame.filter(kind="bound"), 14 * frame["head"].n_unique()
     if bound.is_empty():
         return wide(cells, height)
+    # A rank that is only an upper bound is marked with ≤.
     marks = alt.Chart(bound).mark_text(text="≤", fontSize=9)
     marks = marks.encode(x=x, y=y, color=alt.ColorValue("white"))
     return wide(alt.layer(cells, marks), height)
 
 
 def round_up(length: int) -> float:
-    """Return the largest entropy of that many tokens, log(length), to the next half."""
+    """Return the largest entropy of `length` tokens, log(length), rounded up to the next half."""
     return math.ceil(2 * math.log(length)) / 2
 
 
@@ -114,24 +116,26 @@ def maps(diagnosis: ModelDiagnosis, longest: int) -> list[Chart]:
 
 
 def describe_sink(diagnosis: ModelDiagnosis) -> str:
-    """Say which token leads in the most layers by its attention, the mean over sequences; "" in a
-    run that did not measure it.
+    """Return a sentence on the position that gets the most attention in the most layers.
+
+    Only layers where it is the same in all sequences count; "" if there are none, or the run did
+    not measure it.
     """
     rows = diagnosis.rows.filter(metric="leading_key", variant="code")
     rows = rows.filter(pl.col("head").is_null())
-    # A mean over sequences with an error is of sequences led by different tokens.
-    alike = pl.col("standard_error").is_null() | (pl.col("standard_error") == 0)
-    places = rows.filter(alike)["value"].cast(pl.Int64)
-    if places.is_empty():
+    # A mean position with an error over sequences is of different positions.
+    is_unanimous = pl.col("standard_error").is_null() | (pl.col("standard_error") == 0)
+    positions = rows.filter(is_unanimous)["value"].cast(pl.Int64)
+    if positions.is_empty():
         return ""
-    position = int(places.mode().sort()[0])
+    position = int(positions.mode().sort()[0])
     quoted = ""
     if position < len(diagnosis.tokens):
         quoted = f"“{visible_text(diagnosis.tokens[position])}” at "
     first = "" if position else ", the first"
     return (
         f"The token with the most attention is {quoted}position {position}{first}: it leads in "
-        f"{(places == position).sum()} of {len(rows)} layers."
+        f"{(positions == position).sum()} of {len(rows)} layers."
     )
 
 
@@ -143,10 +147,11 @@ def visible_text(text: str) -> str:
 def attention(
     diagnosis: ModelDiagnosis, order: Literal["sinks", "widest", "sinks, then widest"]
 ) -> Drawing | None:
-    """Draw one head's attention among the first tokens, with a list to choose the head.
+    """Draw one head's attention among the first tokens, with a list to choose the head from.
 
     The list begins with the strongest sinks ("sinks"), the heads of the highest rank ("widest"), or
-    both. With sinks, all other heads follow layer by layer, with fewer tokens each.
+    both. With sinks, all other heads follow layer by layer, with fewer tokens each. Return None if
+    no attention was kept.
     """
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
@@ -157,29 +162,29 @@ def attention(
     heads = stored.select("layer", "head").unique(maintain_order=True)
     for values in (mass, ranks):
         heads = heads.join(values, on=["layer", "head"], how="left", maintain_order="left")
-    first = [
+    first_heads = [
         heads.sort(column, descending=True, nulls_last=True).head(_EACH)
         for column, name in (("mass", "sinks"), ("rank", "widest"))
         if name in order
     ]
-    first = pl.concat(first).unique(["layer", "head"], maintain_order=True)
-    other_heads = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
-    chosen = pl.concat([first, other_heads]) if "sinks" in order else first
+    first_heads = pl.concat(first_heads).unique(["layer", "head"], maintain_order=True)
+    other_heads = heads.join(first_heads, on=["layer", "head"], how="anti", maintain_order="left")
+    listed = pl.concat([first_heads, other_heads]) if "sinks" in order else first_heads
     first_tokens = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
-    full = stored.partition_by("layer", "head", as_dict=True)
-    short = first_tokens.partition_by("layer", "head", as_dict=True)
-    places: dict[str, pl.DataFrame] = {}
-    for number, row in enumerate(chosen.iter_rows(named=True)):
+    all_cells = stored.partition_by("layer", "head", as_dict=True)
+    few_cells = first_tokens.partition_by("layer", "head", as_dict=True)
+    cells_of_head: dict[str, pl.DataFrame] = {}
+    for number, row in enumerate(listed.iter_rows(named=True)):
         name = f"layer {row['layer']}, head {row['head']}"
         if row["mass"] is not None:
             name += f": first-token mass {row['mass']:.2f}"
         if row["rank"] is not None:
             name += f", rank {row['rank']:.0f}"
-        cells = full if number < len(first) else short
-        places[name] = cells[row["layer"], row["head"]]
+        cells = all_cells if number < len(first_heads) else few_cells
+        cells_of_head[name] = cells[row["layer"], row["head"]]
     labels = [f"{n} {visible_text(text)}" for n, text in enumerate(diagnosis.tokens)]
-    labels = labels[: stored["key"].n_unique()]
-    return _choosable_heads(places, labels, ("key", "query"), 16)
+    labels = labels[: stored["key"].n_unique()]  # more texts are kept than tokens drawn
+    return _draw_choosable_heads(cells_of_head, labels, ("key", "query"), 16)
 
 
 def pooled_attention(diagnosis: ModelDiagnosis) -> Drawing:
@@ -188,24 +193,33 @@ def pooled_attention(diagnosis: ModelDiagnosis) -> Drawing:
     """
     rows = diagnosis.rows.filter(metric="attention_picture")
     rows = parse_cells(rows, "query", "key", "layer", "head")
-    places = {
-        f"layer {layer}, head {head}": part
-        for (layer, head), part in rows.group_by("layer", "head", maintain_order=True)
+    cells_of_head = {
+        f"layer {layer}, head {head}": cells
+        for (layer, head), cells in rows.group_by("layer", "head", maintain_order=True)
     }
-    return _choosable_heads(places, [], ("key, in bins", "query, in bins"), 10)
+    return _draw_choosable_heads(cells_of_head, [], ("key, in bins", "query, in bins"), 10)
 
 
-def _choosable_heads(
-    places: Mapping[str, pl.DataFrame], labels: Sequence[str], titles: tuple[str, str], step: int
+def _draw_choosable_heads(
+    cells_of_head: Mapping[str, pl.DataFrame],
+    labels: Sequence[str],
+    titles: tuple[str, str],
+    step: int,
 ) -> Drawing:
     """Draw the attention weights of one head by query and key, with a list to choose the head from.
 
-    `places` are the cells of each head by its name. The weights of a head are one string, because a
-    model has hundreds of thousands.
+    `cells_of_head` has (query, key, value) for each head by its name; `labels` are the tokens'
+    texts, if there are any; `titles` are those of the x and the y axis; `step` is a cell's height
+    in pixels. A head's weights are stored as one string and split when drawn, because a model has
+    hundreds of thousands.
     """
-    rows = [{"of": n, "weights": _encode_weights(cells)} for n, cells in enumerate(places.values())]
-    # By number, because the names once more would be a sixth of all.
-    bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name="head ")
+    rows = [
+        {"of": n, "weights": _encode_weights(cells)}
+        for n, cells in enumerate(cells_of_head.values())
+    ]
+    # Rows name their head by number: the names once more would be a sixth of the data.
+    names = list(cells_of_head)
+    bind = alt.binding_select(options=list(range(len(names))), labels=names, name="head ")
     pick = alt.param(name="shown", value=0, bind=bind)
     label = "labels[datum.value]" if labels else "datum.value"
     x_title, y_title = titles
@@ -219,46 +233,52 @@ def _choosable_heads(
         tooltip=tooltip,
     )  # fmt: skip
     chart = chart.transform_filter("datum.of === shown")
-    # Each time into a field of its own: what is chosen again would be split again.
-    for cut, text, parts, number_field, by in (
-        ("|", "weights", "lines", "query", []), ("", "line", "cells", "key", ["query"])
-    ):  # fmt: skip
-        chart = chart.transform_calculate(**{parts: f"split(datum.{text}, '{cut}')"})
-        chart = _number_entries(chart, parts, parts[:-1], number_field, by)
+    # Parts go into fields of their own: a head that is chosen again is split again.
+    chart = chart.transform_calculate(lines="split(datum.weights, '|')")
+    chart = _number_entries(chart, "lines", "line", "query", [])
+    chart = chart.transform_calculate(cells="split(datum.line, '')")
+    chart = _number_entries(chart, "cells", "cell", "key", ["query"])
     chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
     share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
     chart = chart.transform_calculate(weight=f"pow({share}, 2)")
     chart = chart.add_params(pick, alt.param(name="levels", value=_LEVELS))
     if labels:
         chart = chart.add_params(alt.param(name="labels", value=list(labels)))
-    return wide(chart, step * max(cells["query"].n_unique() for cells in places.values()))
+    return wide(chart, step * max(cells["query"].n_unique() for cells in cells_of_head.values()))
 
 
 def _encode_weights(cells: pl.DataFrame) -> str:
-    """Return weights by query and key, both from 0, one line per query."""
-    top = len(_LEVELS) - 1
+    """Return one head's weights as text: a line for each query, from 0, lines separated by "|", and
+    in it a character for each key, from 0. See `_LEVELS` and `_HOLE`.
+    """
+    highest = len(_LEVELS) - 1
     lines: dict[int, list[str]] = {}
     for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
         line = lines.setdefault(query, [])
-        line += _HOLE * (key - len(line))
+        line += _HOLE * (key - len(line))  # keys that are not there
         if value is None or not math.isfinite(value):
             line.append(_HOLE)
         else:
-            line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)])
+            line.append(_LEVELS[round(highest * min(max(value, 0), 1) ** 0.5)])
     return "|".join("".join(line) for line in lines.values())
 
 
 Labeled = Sequence[tuple[str, Frame]]
-"""A label and the rows of one picture's metric each; of a single one the label is not drawn."""
+"""(label, rows of one picture's metric) for each picture; a single picture's label is not drawn."""
 
 
 def mean_attention(frames: Labeled) -> Drawing | None:
-    """Draw the mean attention of all heads and layers among the first positions."""
+    """Draw the mean attention of all heads and layers among the first positions; None if there are
+    no rows.
+    """
     return squares([(label, parse_cells(rows, "row", "column")) for label, rows in frames])
 
 
 def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Drawing | None:
-    """Draw weights by query (`row`) and key (`column`), several side by side."""
+    """Draw frames of weights by query (`row`) and key (`column`), `columns` pictures side by side.
+
+    `cells` has (label, frame) for each picture. None if all are empty.
+    """
     x = alt.X("column:O", title="key", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     y = alt.Y("row:O", title="query", axis=alt.Axis(labelOverlap=True))
     legend = alt.Legend(title="mean weight", values=_WEIGHTS)
@@ -271,13 +291,13 @@ def squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int = 3) -> Draw
 
 
 def hidden_states(frames: Labeled) -> Drawing | None:
-    """Draw the magnitude of hidden states: positions by channel bins."""
+    """Draw the magnitude of hidden states, positions by channel bins; None without rows."""
     cells = [(label, parse_cells(rows, "row", "column")) for label, rows in frames]
     x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
     y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
     tooltip = [alt.Tooltip("row:O", title="position"), alt.Tooltip("column:O", title="channel bin"),
                tip("value", ",.3~g", title="mean |x|")]  # fmt: skip
-    # As a `format`, ~s would write all of them in the unit of the largest.
+    # Given as `format`, ~s would write all labels in the unit of the largest.
     legend = alt.Legend(title="mean |x|", values=[0, 1, 10, 100, 1000, 10000], gradientLength=240,
                         labelExpr="format(datum.value, '~s')")  # fmt: skip
     chart = _draw_cells(cells, x, y, legend, _HUNDREDTHS, type="symlog", domain=MAGNITUDES,
@@ -290,7 +310,7 @@ def hidden_states(frames: Labeled) -> Drawing | None:
 def _in_columns(
     chart: alt.Chart, cells: Sequence[tuple[str, pl.DataFrame]], columns: int
 ) -> Drawing:
-    """Lay out the charts of all labels of `cells` in a grid of so many columns."""
+    """Split a chart by the labels of `cells` into a grid of so many columns; a single one stays."""
     if len(cells) == 1:
         return chart
     header = alt.Header(labelFontSize=13)
@@ -304,36 +324,39 @@ def _draw_cells(
 ) -> alt.Chart | None:  # fmt: skip
     """Draw frames of (row, column, value) as heat maps; None if all are empty.
 
-    Values are stored as one list for each row, in integer multiples of `unit`: its field's name and
-    how many of it are 1. `more` goes to `heatmap`.
+    Values are stored as one list for each row, in integer multiples of a unit: `unit` is the name
+    of the lists' field and the number of units in 1. `more` goes to `heatmap`.
     """
-    name, size = unit
+    unit_name, units_in_1 = unit
     rows: list[dict[str, Any]] = []
     for label, frame in cells:
         cells_of_row: dict[int, dict[int, int | None]] = {}
         for row, column, value in frame.select("row", "column", "value").iter_rows():
             cell_values = cells_of_row.setdefault(row, {})
-            cell_values[column] = round(size * value) if math.isfinite(value) else None
+            cell_values[column] = round(units_in_1 * value) if math.isfinite(value) else None
         rows += [
             {
                 "shown": label,
                 "row": row,
-                name: [cell_values.get(n) for n in range(1 + max(cell_values))],
+                unit_name: [cell_values.get(n) for n in range(1 + max(cell_values))],
             }
             for row, cell_values in sorted(cells_of_row.items())
         ]
     if not rows:
         return None
     chart = heatmap(alt.InlineData(values=rows), x, y, "value", legend, **more)
-    chart = _number_entries(chart, name, "counted", "column", ["shown", "row"])
+    chart = _number_entries(chart, unit_name, "counted", "column", ["shown", "row"])
     chart = chart.transform_filter("datum.counted !== null")
-    return chart.transform_calculate(value=f"datum.counted / {size}")
+    return chart.transform_calculate(value=f"datum.counted / {units_in_1}")
 
 
 def _number_entries(
     chart: alt.Chart, parts: str, part: str, number_field: str, groupby: Sequence[str]
 ) -> alt.Chart:
-    """Return a chart with a row for each of a list's parts, numbered from 0 within its group."""
+    """Split each row of a chart's data into one for every entry of the list in field `parts`.
+
+    The entry goes to field `part` and its index, from 0 within its group, to `number_field`.
+    """
     chart = chart.transform_flatten([parts], as_=[part])
     number: Any = [{"op": "row_number", "as": "number"}]
     chart = chart.transform_window(number, groupby=list(groupby))
@@ -341,10 +364,9 @@ def _number_entries(
 
 
 def parse_cells(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
-    """Return cells as `row`, `column`, `value` and the columns of `more`.
+    """Split the pairs in the column `position`, such as "3,5", into two columns of integers.
 
-    A row's `position`, such as "3,5", holds the two numbers; `row` and `column` are the columns'
-    names.
+    `row` and `column` are these columns' names; `value` and the columns named in `more` are kept.
     """
     pair = pl.col("position").str.split(",").list
     columns = {row: pair.get(0).cast(pl.Int64), column: pair.get(1).cast(pl.Int64)}

@@ -42,7 +42,7 @@ class LaterSink:
 
     @property
     def excess(self) -> float:
-        """Share over that of even attention."""
+        """The share less that of even attention."""
         return self.share - self.even
 
     def __str__(self) -> str:
@@ -62,33 +62,40 @@ def later_sinks(
 
     Args:
         sequences: token ids, all of one length.
-        shares: for each sequence, by key, the fraction of triples whose largest weight it has.
-        masses: for each sequence, by key, the mean weight on it.
+        shares: for each sequence and key, the fraction of (query, head, layer) triples whose
+            largest weight is on that key.
+        masses: for each sequence and key, the mean weight on that key.
         text_of: returns the text of a token.
     """
     ids = torch.tensor([list(sequence) for sequence in sequences])
     share, mass = (torch.stack([*values]).double() for values in (shares, masses))
     even = exact.even_shares(ids.shape[1]).expand(ids.shape)
     unexplained = torch.ones_like(ids, dtype=torch.bool)
-    unexplained[:, 0] = False
+    unexplained[:, 0] = False  # the first token is no later sink
     texts = {token: text_of(token) for token in ids.unique().tolist()}
     sinks: list[LaterSink] = []
 
-    def sum_up(name: str, keys: Bool[Tensor, "B L"]) -> LaterSink:
-        sums = ((values * keys).sum(1).mean().item() for values in (share, mass, even))
-        return LaterSink(name=name, **dict(zip(("share", "mass", "even"), sums, strict=True)))
+    def mean_sum(values: Float[Tensor, "B L"], keys: Bool[Tensor, "B L"]) -> float:
+        """Return the sum of `values` over keys, as a mean over sequences."""
+        return (values * keys).sum(1).mean().item()
 
     def collect(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
         """Append each kind of key that is a sink, and leave its keys out of later kinds."""
-        for name, keys in kinds.items():
-            sink = sum_up(name, keys & unexplained)
+        for name, all_keys in kinds.items():
+            keys = all_keys & unexplained
+            sink = LaterSink(
+                name=name,
+                share=mean_sum(share, keys),
+                mass=mean_sum(mass, keys),
+                even=mean_sum(even, keys),
+            )
             if sink.excess > EXCESS and min(sink.share, sink.mass) > TIMES * sink.even:
                 sinks.append(sink)
-                unexplained[keys] = False
+                unexplained[all_keys] = False
 
     collect({f"{text!r} (id {token})": ids == token for token, text in texts.items()})
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     collect({f"the token at position {n}": positions == n for n in range(1, ids.shape[1])})
-    plain = [token for token, text in texts.items() if not any(map(str.isalnum, text))]
-    collect({"delimiters together": torch.isin(ids, torch.tensor(plain, dtype=ids.dtype))})
+    delimiters = [token for token, text in texts.items() if not any(map(str.isalnum, text))]
+    collect({"delimiters together": torch.isin(ids, torch.tensor(delimiters, dtype=ids.dtype))})
     return tuple(sorted(sinks, key=lambda sink: sink.share, reverse=True))

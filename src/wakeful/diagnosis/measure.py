@@ -31,9 +31,9 @@ TOKENS, ATTENTION = "tokens.json", "attention.parquet"
 DIAGNOSIS_PASSES = 3.0
 """Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 _LABELLED = 24
-"""Tokens whose attention is kept head by head."""
+"""Number of first tokens among which each head's attention is kept."""
 _NAMED = 512
-"""Tokens at most whose texts are kept."""
+"""Number of first tokens whose texts are kept."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ModelDiagnosis:
     tokens: tuple[str, ...] = ()
     """The texts of the first sequence's first tokens."""
     attention: Frame | None = None
-    """Every head's weights among the first of them: layer, head, query, key, value."""
+    """Every head's weights among the first tokens: layer, head, query, key, value."""
     has_bos: bool = True
     """True where the model's tokenizer has a BOS token."""
     later_sinks: tuple[LaterSink, ...] = ()
@@ -80,7 +80,17 @@ def diagnose_model(
 ) -> ModelDiagnosis:
     """Run a model over sequences and measure the metrics of docs/metrics.md.
 
-    The rows of `extra_probes` are added, but not of a class of probe that runs anyway.
+    Args:
+        loaded: the model.
+        sequences: token ids, all of one length, BOS included where the model reads it.
+        tau, lazy_rank, rank_tokens, rank_seconds: see `wakeful.probes.Ranks`.
+        picture_layers, picture_heads: layers and heads whose attention is pictured; without layers
+            four, spread over the depth.
+        extra_probes: probes whose rows are added. A probe of a class that runs anyway is left out.
+        progress: called with the number of sequences done, and their number.
+
+    Raises:
+        WakefulError: the model has not all of `picture_layers`, or its loss is not finite.
     """
     num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(
@@ -106,8 +116,8 @@ def diagnose_model(
         FirstAttention(tokens=_LABELLED),
         KeyShares(),
     ]
-    kinds = {type(probe) for probe in probes}
-    probes += [probe for probe in extra_probes if type(probe) not in kinds]
+    classes = {type(probe) for probe in probes}
+    probes += [probe for probe in extra_probes if type(probe) not in classes]
     losses: list[float] = []
     device = loaded.device
     with torch.inference_mode(), watch(loaded.module, *probes):
@@ -117,7 +127,7 @@ def diagnose_model(
             losses.append(_sequence_loss(loaded, ids))
             progress(done, len(sequences))
     loss, error = mean_and_error(losses)
-    keys = next(probe for probe in probes if isinstance(probe, KeyShares))
+    key_shares = next(probe for probe in probes if isinstance(probe, KeyShares))
     return ModelDiagnosis(
         name=loaded.name,
         architecture=loaded.architecture,
@@ -130,13 +140,13 @@ def diagnose_model(
         tokens=tuple(loaded.token_text(token) for token in sequences[0][:_NAMED]),
         attention=next(p for p in probes if isinstance(p, FirstAttention)).frame(),
         has_bos=loaded.bos is not None,
-        later_sinks=later_sinks(sequences, keys.shares, keys.masses, loaded.token_text),
+        later_sinks=later_sinks(sequences, key_shares.shares, key_shares.masses, loaded.token_text),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ModelFigures:
-    """Fields of summary.json besides a model's figures."""
+    """The fields of a model in summary.json from which its diagnosis is read again."""
 
     model: str
     architecture: str
@@ -155,7 +165,7 @@ def read_diagnosis(path: str | Path) -> list[ModelDiagnosis]:
     """Return the diagnoses that a run directory holds, one for each model.
 
     Raises:
-        WakefulError: a file of it is missing or damaged.
+        WakefulError: the directory is of another kind of run, or a file is missing or damaged.
     """
     run = Run.open(path)
     run.check_kind("diagnose", "holds no diagnosis")
@@ -182,8 +192,8 @@ def read_diagnosis(path: str | Path) -> list[ModelDiagnosis]:
 
 
 def token_files(diagnoses: Sequence[ModelDiagnosis]) -> dict[str, Any]:
-    """Return the run directory's files on tokens: their texts, and every head's attention among the
-    first ones, by file name.
+    """Return, by file name, what a run directory stores about tokens: their texts for each model,
+    and a frame of every head's attention among the first ones.
     """
     files: dict[str, Any] = {
         TOKENS: {diagnosis.name: list(diagnosis.tokens) for diagnosis in diagnoses}
@@ -193,7 +203,9 @@ def token_files(diagnoses: Sequence[ModelDiagnosis]) -> dict[str, Any]:
         for diagnosis in diagnoses
         if diagnosis.attention is not None
     ]
-    return files | ({ATTENTION: pl.concat(frames)} if frames else {})
+    if frames:
+        files[ATTENTION] = pl.concat(frames)
+    return files
 
 
 def metrics_table(diagnoses: Sequence[ModelDiagnosis]) -> pl.DataFrame:
@@ -209,8 +221,12 @@ def metrics_table(diagnoses: Sequence[ModelDiagnosis]) -> pl.DataFrame:
 
 
 def _sequence_loss(loaded: Model, ids: torch.Tensor) -> float:
-    """Return the mean loss of one sequence (1, L) in nats per token."""
-    start = first_target(loaded.module)
+    """Return the mean loss of one sequence (1, L) in nats per token.
+
+    Raises:
+        WakefulError: the sequence has no token to predict, or the loss is not finite.
+    """
+    start = first_target(loaded.module)  # tokens of a relaxed prefix are no targets
     if start >= ids.shape[1]:
         raise WakefulError("a sequence has no token to predict; make them longer (--length)")
     logits = loaded.logits(ids)[0, start - 1 : -1].float()

@@ -99,9 +99,9 @@ _CURVES = (
 )  # fmt: skip
 """Metric, variant, position, title and vertical axis of each curve over layers."""
 _FIRST = 6
-"""Curves that the page shows before its details."""
+"""Number of curves that the page shows before its details."""
 _READ, _READ_OF_MANY = 60, 24
-"""Tokens of the text that the page quotes, of one model and of several."""
+"""Number of tokens of the text that the page quotes, of one model and of several."""
 _RANKS = {"rank", "mass_columns"}
 _FEW_RANKS = (1, 10, 100, 1000, 10000)
 _LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
@@ -130,36 +130,27 @@ def _draw_curve(
 
     `title` names the metric in tooltips, `axis` on the y axis.
     """
-    value = pl.col("value")
 
-    def rows(model_diagnosis: ModelDiagnosis, at: str) -> pl.DataFrame:
-        half = pl.col("standard_error").fill_null(0) * interval_half_width(
-            1.0, max(2, model_diagnosis.num_sequences)
-        )
-        low, high = value - half, value + half
-        if metric in _LOG:
-            low = low.clip(lower_bound=value / 10)
-        elif metric in _RANKS:
-            low = low.clip(lower_bound=1)
-        elif metric.startswith("first_key"):
-            low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
+    def curve_at(model_diagnosis: ModelDiagnosis, at: str) -> pl.DataFrame:
+        """Return a model's curve at position `at`: layer, value, kind, low, high."""
         values = layer_values(model_diagnosis, metric, variant=variant, position=at)
+        low, high = _band(metric, model_diagnosis.num_sequences)
         return values.select("layer", "value", "kind", low=low, high=high)
 
-    frame = _concat_models(diagnoses, partial(rows, at=position))
+    frame = _concat_models(diagnoses, partial(curve_at, at=position))
     scale, ticks = alt.Scale(), alt.Axis(tickCount=4)
     if metric in _LOG:
         frame = _positive(frame)
         # The range covers the curves of all positions, so that their charts share a scale.
-        edges = pl.concat(
-            _positive(_concat_models(diagnoses, partial(rows, at=part))).select("low", "high")
-            for curve_metric, _, part, *_ in _CURVES
+        bands = pl.concat(
+            _positive(_concat_models(diagnoses, partial(curve_at, at=at))).select("low", "high")
+            for curve_metric, _, at, *_ in _CURVES
             if curve_metric == metric
         )
         ticks = alt.Axis(labelExpr=_LOG_LABELS, tickCount=3)
         scale = alt.Scale(type="log")
-        if not edges.is_empty():
-            scale = alt.Scale(type="log", domain=(min(edges["low"]), max(edges["high"])))
+        if not bands.is_empty():
+            scale = alt.Scale(type="log", domain=(min(bands["low"]), max(bands["high"])))
     elif metric.startswith("first_key"):
         scale = alt.Scale(domain=charts.SHARE)
     elif metric in _RANKS:
@@ -172,6 +163,21 @@ def _draw_curve(
         frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
     )
     return charts.wide(chart, 150)
+
+
+def _band(metric: str, num_sequences: int) -> tuple[pl.Expr, pl.Expr]:
+    """Return the lower and the upper end of a metric's 95% interval, within its axis."""
+    value = pl.col("value")
+    half = pl.col("standard_error").fill_null(0) * interval_half_width(1.0, max(2, num_sequences))
+    low, high = value - half, value + half
+    if metric in _LOG:
+        # A logarithmic axis has no place for 0: the band goes down one power of ten at most.
+        low = low.clip(lower_bound=value / 10)
+    elif metric in _RANKS:
+        low = low.clip(lower_bound=1)
+    elif metric.startswith("first_key"):
+        low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
+    return low, high
 
 
 def _names(diagnoses: Sequence[ModelDiagnosis]) -> list[str]:
@@ -187,27 +193,30 @@ def _concat_models(
 
 
 def _positive(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that a logarithmic axis has a place for: a zero would flatten all others."""
+    """Return the rows with a value over 0, which alone have a place on a logarithmic axis."""
     return frame.filter(pl.col("value") > 0)
 
 
 def diagnosis_headlines(
     diagnoses: Sequence[ModelDiagnosis], worse: Collection[str] = ()
 ) -> list[str]:
-    """Return the verdicts, one sentence for all models with the same findings.
+    """Return one sentence for each group of models with the same findings.
 
-    No model among the `worse`, those whose cure cost loss, is called healthy.
+    A model in `worse`, whose cure cost loss, is not called healthy even if it has no problem.
     """
-    verdicts: dict[tuple[str, str, str], list[str]] = {}
+    names_of: dict[tuple[str, str, str], list[str]] = {}
     for diagnosis in diagnoses:
-        verdict = ("has", "have", _describe_problems(diagnosis) or _NO_PROBLEMS)
-        if verdict[2] == _NO_PROBLEMS and diagnosis.name not in worse:
+        problems = _describe_problems(diagnosis)
+        if problems or diagnosis.name in worse:
+            verdict = ("has", "have", problems or _NO_PROBLEMS)
+        else:
             verdict = ("is", "are", f"healthy: {_NO_PROBLEMS}")
-        verdicts.setdefault(verdict, []).append(diagnosis.name)
-    return [
-        f"{listed(names)} {plural if len(names) > 1 else singular} {verdict_text}."
-        for (singular, plural, verdict_text), names in verdicts.items()
-    ]
+        names_of.setdefault(verdict, []).append(diagnosis.name)
+    sentences = list[str]()
+    for (singular, plural, text), names in names_of.items():
+        verb = plural if len(names) > 1 else singular
+        sentences.append(f"{listed(names)} {verb} {text}.")
+    return sentences
 
 
 def _describe_problems(diagnosis: ModelDiagnosis) -> str:
@@ -225,32 +234,40 @@ def _describe_problems(diagnosis: ModelDiagnosis) -> str:
 def next_steps(
     diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str], reading: str = ""
 ) -> list[NextStep]:
-    """Return the commands to run next: a cure for each sick model, or one `wakeful quantize` for
-    all healthy ones, by the options `reading` on the text of the diagnosis.
+    """Return the commands to run next: a cure for each model with a problem, and one `wakeful
+    quantize` for all healthy ones.
+
+    `sources` name the models in commands; `reading` are the options that read the diagnosed text.
     """
     cures = [
         _suggest_cure(diagnosis, source)
         for diagnosis, source in zip(diagnoses, sources, strict=True)
     ]
-    healthy = [n for n, step in enumerate(cures) if step is None and not diagnoses[n].quantized]
-    steps = [step for step in cures if step is not None and step.command]
+    steps = [cure for cure in cures if cure is not None and cure.command]
+    healthy = [
+        (diagnosis.name, source)
+        for diagnosis, source, cure in zip(diagnoses, sources, cures, strict=True)
+        if cure is None and not diagnosis.quantized
+    ]
     if healthy:
-        names = listed(diagnoses[n].name for n in healthy)
-        models = shlex.join(sources[n] for n in healthy)
+        names = listed(name for name, _ in healthy)
+        models = shlex.join(source for _, source in healthy)
         steps.append(NextStep(f"nothing to cure in {names}; see what quantization does",
                           f"wakeful quantize {models} {reading}".rstrip()))  # fmt: skip
     return steps
 
 
 def _suggest_cure(diagnosis: ModelDiagnosis, source: str) -> NextStep | None:
-    """Return the advised cure, or else to inherit without lazy layers; None if neither applies."""
-    levels = {finding.title: finding.level for finding in findings(diagnosis)}
+    """Return the step that the diagnosis advises, its command "" if no cure helps; without advice,
+    a step that inherits the model without lazy last layers; None if neither applies.
+    """
     model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
     if advice is not None:
         command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
         return NextStep(advice.words, command)
-    lazy = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
-    if lazy and not diagnosis.quantized:
+    levels = {finding.title: finding.level for finding in findings(diagnosis)}
+    has_lazy_end = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
+    if has_lazy_end and not diagnosis.quantized:
         return NextStep(f"train a model with the {depth} layers of {diagnosis.name} that work "
                     "(not tried: training tells what it costs)",
                     f"wakeful inherit {model} --layers {depth}")  # fmt: skip
@@ -271,15 +288,17 @@ def after_cure(
     """
     if advice is not None and advice.arguments:
         return [NextStep(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
-    uncured, cured = shlex.quote(source), shlex.quote(str(folder))
-    both, scheme_flags = f"{uncured} {cured}", shlex.join(["--scheme", *schemes]) if schemes else ""
-    evaluate, quantize = (
-        " ".join(filter(None, [verb, both, options, reading]))
-        for verb, options in (("wakeful evaluate", ""), ("wakeful quantize", scheme_flags))
-    )
+    models = shlex.join([source, str(folder)])
+    evaluate = ["wakeful evaluate", models]
+    quantize = ["wakeful quantize", models]
+    if schemes:
+        quantize.append(shlex.join(["--scheme", *schemes]))
+    if reading:
+        evaluate.append(reading)
+        quantize.append(reading)
     return [
-        NextStep("compare it with the original on text", evaluate),
-        NextStep("see what quantization costs each of them", quantize),
+        NextStep("compare it with the original on text", " ".join(evaluate)),
+        NextStep("see what quantization costs each of them", " ".join(quantize)),
     ]
 
 
@@ -301,21 +320,22 @@ def diagnosis_report(
     suggestions; `worse` are the models whose cure cost loss.
     """
     names, many = _names(diagnoses), len(diagnoses) > 1
-    named = sources if len(sources) == len(diagnoses) else names
+    commanded = sources if len(sources) == len(diagnoses) else names
     longest = max(model.length for model in diagnoses)
     curves = layer_charts(diagnoses)
-    every_map = [maps(model, longest) for model in diagnoses]
-    ahead = (0, 2) if len(diagnoses) < 3 else (0,)
+    maps_of_models = [maps(model, longest) for model in diagnoses]
+    # The first-token mass, and with few models the rank, stand before the details.
+    before_details = (0, 2) if len(diagnoses) < 3 else (0,)
 
-    def some(first: bool) -> SideBySide:
-        """Return a map or two of each model, or the others."""
-        drawn = [
+    def maps_to_show(*, in_details: bool) -> SideBySide:
+        """Return the maps of all models that stand in the details, or those before."""
+        shown = [
             chart
-            for model_maps in every_map
+            for model_maps in maps_of_models
             for number, chart in enumerate(model_maps)
-            if (number in ahead) == first
+            if (number not in before_details) == in_details
         ]
-        return SideBySide(drawn, wide=True)
+        return SideBySide(shown, wide=True)
 
     legend = Legend(names)
     sections = [
@@ -335,68 +355,74 @@ def diagnosis_report(
             legend, SideBySide(curves[:_FIRST]),
         ]),
         Section("The tokens", [*_token_parts(diagnoses)]),
-        Section("Heads", [some(True)]),
+        Section("Heads", [maps_to_show(in_details=False)]),
         Section("Details", [
             Fold("More curves over layers", [legend, SideBySide(curves[_FIRST:])]),
-            Fold("More maps of layers and heads", [some(False)]),
+            Fold("More maps of layers and heads", [maps_to_show(in_details=True)]),
             *(fold for model in diagnoses for fold in _detail_folds(model)),
         ]),
         glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",
                  "residual_peak", "kurtosis"),
         method_section([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
-    steps = next_steps(diagnoses, named, reading) if steps is None else steps
-    sentences = [*diagnosis_headlines(diagnoses, worse), *_without_command(diagnoses)]
+    steps = next_steps(diagnoses, commanded, reading) if steps is None else steps
+    sentences = [*diagnosis_headlines(diagnoses, worse), *_advice_without_command(diagnoses)]
     return Report(title or f"Diagnosis of {', '.join(names)}", sentences, steps, sections)
 
 
-def _without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
-    """Yield what is advised where no command helps."""
+def _advice_without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
+    """Yield the words of advice that has no command, since no cure that was tried helps."""
     for diagnosis in diagnoses:
         if diagnosis.advice is not None and not diagnosis.advice.arguments:
             yield f"{diagnosis.advice.words}."
 
 
 def _comparison_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
+    """Return a table of the figures in `_COMPARED`, a column for each model; figures that no model
+    has are left out.
+    """
     models = [(diagnosis_summary(diagnosis), _half_intervals(diagnosis)) for diagnosis in diagnoses]
-    rows = [
-        [Cell(label, explain(key)),
-         *_comparison_cells(key, [(figures[key], reaches.get(key)) for figures, reaches in models])]
-        for key, label in _COMPARED
-        if any(figures[key] is not None for figures, _ in models)
-    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for key, label in _COMPARED:
+        values = [(figures[key], half_intervals.get(key)) for figures, half_intervals in models]
+        if any(value is not None for value, _ in values):
+            rows.append([Cell(label, explain(key)), *_comparison_cells(key, values)])
     columns = ["mean over layers (block outputs)", *_names(diagnoses)]
     return Table(columns, rows, "Figures of each model", "figures", colored=True)
 
 
 def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
-    """Yield the beginning of the text, the sinks in it, and pictures of heads' attention."""
+    """Yield the beginning of the text, the sinks in it, and pictures of heads' attention.
+
+    A chart without data is left out of the page.
+    """
     many = len(diagnoses) > 1
-    texts = [
-        "".join(diagnosis.tokens[: _READ_OF_MANY if many else _READ]) for diagnosis in diagnoses
-    ]
-    same = many and len(set(texts)) == 1 and bool(texts[0])
-    if same:
+    num_tokens = _READ_OF_MANY if many else _READ
+    texts = ["".join(diagnosis.tokens[:num_tokens]) for diagnosis in diagnoses]
+    all_read_the_same = many and len(set(texts)) == 1 and bool(texts[0])
+    if all_read_the_same:
         yield Text("The text that all of them read begins:", "explained")
         yield Text(f"{texts[0]}…", "quote")
-    if any(diagnosis.attention is not None and len(diagnosis.attention) for diagnosis in diagnoses):
-        widest_follow = ", then the heads of the highest rank" if many else ""
-        second = "" if many else "; the second picture has the heads of the highest rank"
+    if any(map(_has_attention, diagnoses)):
+        order = "all others, layer by layer, among fewer tokens"
+        if many:
+            order = f"the heads of the highest rank, then {order}"
+        else:
+            order += "; the second picture has the heads of the highest rank"
         yield Text(
             "One head's attention among the first tokens of the first sequence: rows are queries, "
             "columns the keys they look at. Choose a head below its picture: the strongest sinks "
-            f"come first{widest_follow}, then all others, layer by layer, among fewer tokens"
-            f"{second}.",
+            f"come first, then {order}.",
             "explained",
         )
     groups: list[Part] = []
     for diagnosis, text in zip(diagnoses, texts, strict=True):
         parts: list[Part] = [Text(diagnosis.name, "heading")]
-        if leads := describe_sink(diagnosis):
-            parts.append(Text(leads))
-        if text and not same:
+        if sink_sentence := describe_sink(diagnosis):
+            parts.append(Text(sink_sentence))
+        if text and not all_read_the_same:
             parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
-        if diagnosis.attention is None or diagnosis.attention.is_empty():
+        if not _has_attention(diagnosis):
             parts.append(Chart(
                 f"Mean attention of all heads and layers of {diagnosis.name}",
                 partial(_mean_attention, diagnosis), explained=explain("mean_attention"),
@@ -406,7 +432,7 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
             parts.append(Chart(f"Attention of a head of {diagnosis.name}", draw))
         groups.append(Group(parts))
     yield SideBySide(groups, wide=True)
-    if not many:
+    if not many:  # a single model has room for two pictures, side by side
         name = diagnoses[0].name
         yield SideBySide([
             Chart(f"Attention of a sink head of {name}", partial(attention, diagnoses[0], "sinks")),
@@ -415,12 +441,19 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
         ], wide=True)  # fmt: skip
 
 
+def _has_attention(diagnosis: ModelDiagnosis) -> bool:
+    """Return True if the attention of single heads was kept, to be drawn with tokens."""
+    return diagnosis.attention is not None and not diagnosis.attention.is_empty()
+
+
 def _mean_attention(diagnosis: ModelDiagnosis) -> charts.Drawing | None:
     return mean_attention([("", diagnosis.rows.filter(metric="mean_attention"))])
 
 
 def _detail_folds(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
-    """Yield a model's attention over whole sequences, outlier channels, hidden states."""
+    """Yield folded parts of one model: attention over whole sequences, and outlier channels with
+    hidden states and mean attention.
+    """
     if not diagnosis.rows.filter(metric="attention_picture").is_empty():
         yield Fold(f"Attention of {diagnosis.name}'s heads over whole sequences", [
             Chart(f"Attention of a head over whole sequences of {diagnosis.name}",
@@ -442,26 +475,29 @@ def _detail_folds(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
               lambda: hidden_states([("", diagnosis.rows.filter(metric="hidden_picture"))]),
               "Hidden-state magnitude, first positions by channel", explain("hidden_magnitude")),
     ]  # fmt: skip
-    shows = diagnosis.attention is not None and not diagnosis.attention.is_empty()
-    if shows:  # else it stands in the open
+    title = "Outlier channels"
+    if _has_attention(diagnosis):  # else the mean attention stands before the details
+        title += " and mean attention"
         parts.append(Chart(f"Mean attention of all heads and layers of {diagnosis.name}",
                            partial(_mean_attention, diagnosis),
                            "Mean attention of all heads and layers, first positions"))  # fmt: skip
-    also = " and mean attention" if shows else ""
-    yield Fold(f"Outlier channels{also} of {diagnosis.name}", parts)
+    yield Fold(f"{title} of {diagnosis.name}", parts)
 
 
 def _outlier_channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
-    """Return the channels that stand out in most layers, with where they are largest."""
+    """Return the eight channels with the largest |x|, largest first: `variant` (the channel),
+    `value`, the `layer` and `position` of that value, and the number of `layers` where the channel
+    is among the largest.
+    """
     rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
-    largest = pl.col("value", "layer", "position").first()
-    top = (
+    peak = pl.col("value", "layer", "position").first()  # after sorting, the largest
+    channels = (
         rows.sort("value", descending=True)
         .group_by("variant", maintain_order=True)
-        .agg(largest, layers=pl.len())
+        .agg(peak, layers=pl.len())
         .sort("value", descending=True)
     )
-    return top.head(8).to_dicts()
+    return channels.head(8).to_dicts()
 
 
 def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
@@ -471,20 +507,18 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
     moved together.
     """
 
-    def mean(metric: str, **where: str) -> float | None:
+    def mean_error(metric: str, **where: str) -> float | None:
         rows = layer_values(diagnosis, metric, **where).with_columns(value=pl.col("standard_error"))
         return mean_over_layers(rows.drop_nulls("value"))
 
-    first_token_keys = [
-        key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))
-    ]
+    attention_keys = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
     errors = {
         "loss": finite_or_none(diagnosis.loss_error),
-        "entropy": mean("entropy", variant="code"),
-        "value_drain": mean("value_drain", position="first"),
-        **{key: mean(key) for key in first_token_keys},
+        "entropy": mean_error("entropy", variant="code"),
+        "value_drain": mean_error("value_drain", position="first"),
+        **{key: mean_error(key) for key in attention_keys},
         **{
-            f"{metric}_{position}": mean(metric, position=position)
+            f"{metric}_{position}": mean_error(metric, position=position)
             for metric in ("kurtosis", "max_activation")
             for position in ("first", "rest")
         },
@@ -494,22 +528,25 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
 
 
 def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
-    """Return a row of models' figures ± half intervals, with differences to the first model's."""
+    """Return the cells of one figure, `key`: for each model (value, half of its confidence
+    interval), with the difference to the first model's value.
+    """
     base, base_half = values[0]
     cells: list[Cell] = []
     for value, half in values:
         if value is None:
             cells.append(Cell("–"))
             continue
-        change = value - (value if base is None else base)
-        figure, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
+        difference = 0.0 if base is None else value - base
         if key in _COUNTED:
-            figure, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
+            text = f"{value:.4g}"
+            difference_text = f"{difference:+.3g}".replace("-", "−")
         elif half:
             difference_half = math.hypot(half, base_half or 0.0)
-            figure, gap = (
-                format_estimate(value, half),
-                round_to_error(change, difference_half, "+"),
-            )
-        cells.append(Cell(figure, gap if change else ""))
+            text = format_estimate(value, half)
+            difference_text = round_to_error(difference, difference_half, "+")
+        else:
+            sign = "−" if difference < 0 else "+"
+            text, difference_text = rough(value), f"{sign}{rough(abs(difference))}"
+        cells.append(Cell(text, difference_text if difference else ""))
     return cells

@@ -44,9 +44,9 @@ _ATTENDED = 4
 
 
 def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
-    """Return up to `WINDOWS` windows of a text, as far apart as it has room.
+    """Return up to `WINDOWS` windows of a text of N tokens, spread evenly over it.
 
-    Shorter ones where it has fewer tokens, or the model a shorter context.
+    A window has `WINDOW` tokens, or fewer where the text or the model's `context` is too short.
     """
     length = max(2, min(WINDOW, context, len(tokens) // WINDOWS))
     windows = tokens[: len(tokens) // length * length].view(-1, length)
@@ -57,30 +57,34 @@ def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B 
     """Return the tokens that a model may use as a sink, the likeliest first.
 
     They are BOS, the first token that the tokenizer and the chat template put before a text, the
-    end of text, and the most attended and the most frequent tokens of the windows.
+    end of text, and the most attended and the most frequent tokens of the windows. `model` is the
+    module to watch: the loaded one, or a decoder made of it.
     """
     candidates = [] if loaded.bos is None else loaded.start_tokens("on")
     candidates += loaded.opening[:1]
     try:
         turn = user_turn(loaded.wakeful_tokenizer)
-    except WakefulError:  # a template without a user's turn says nothing
+    except WakefulError:  # the chat template has no user's turn
         turn = None
-    candidates += [] if turn is None else turn.before[:1]
-    candidates += [] if loaded.end is None else [loaded.end]
+    if turn is not None:
+        candidates += turn.before[:1]
+    if loaded.end is not None:
+        candidates.append(loaded.end)
     shares = KeyShares()
     watched = windows[:2]
     with torch.inference_mode(), watch(model, shares):
         for row in watched:
             logits_of(model, row[None])
-    mass: dict[int, float] = {}
+    largest_mass: dict[int, float] = {}
     for row, masses in zip(watched.tolist(), shares.masses, strict=True):
-        for token, value in zip(row, masses.tolist(), strict=True):
-            mass[token] = max(mass.get(token, 0.0), value)
-    attended = sorted(mass, key=mass.__getitem__, reverse=True)[:_ATTENDED]
+        for token, mass in zip(row, masses.tolist(), strict=True):
+            largest_mass[token] = max(largest_mass.get(token, 0.0), mass)
+    attended = sorted(largest_mass, key=largest_mass.__getitem__, reverse=True)[:_ATTENDED]
     counts = torch.bincount(windows.flatten())
-    frequent = counts.argsort(descending=True)[:_FREQUENT]
-    frequent = [token for token in frequent.tolist() if counts[token]]
-    return loaded.check_tokens([*dict.fromkeys([*candidates, *attended, *frequent])])
+    most_frequent = counts.argsort(descending=True)[:_FREQUENT].tolist()
+    frequent = [token for token in most_frequent if counts[token] > 0]
+    without_repeats = [*dict.fromkeys([*candidates, *attended, *frequent])]
+    return loaded.check_tokens(without_repeats)
 
 
 def choose_prefix(
@@ -93,7 +97,7 @@ def choose_prefix(
     known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
-    """Choose the tokens to store before a model's text, one after the other.
+    """Choose `num_tokens` tokens to store before a model's text, one after the other.
 
     BOS is the first where it takes the sink at no loss: no other token is measured then. `known`
     are trials on these windows that need not be measured again.
@@ -107,14 +111,14 @@ def choose_prefix(
             decoder, windows, loaded.start_tokens("on"), opening=opening, known=known
         )
         known = choice.trials
-    settled = (
+    bos_takes_sink = (
         choice is not None
-        and choice.best.tokens
+        and choice.best.tokens  # empty if storing nothing is best
         and choice.best.share <= free_share(windows.shape[1])
     )
-    if not settled or num_tokens > 1:
+    if not bos_takes_sink or num_tokens > 1:
         candidates = likely_sink_tokens(loaded, decoder, windows)
-    if choice is None or not settled:
+    if choice is None or not bos_takes_sink:
         choice = choose_sink_tokens(
             decoder, windows, candidates, preferred=loaded.bos, opening=opening, known=known,
             on_progress=on_progress,
@@ -128,7 +132,9 @@ def choose_prefix(
 
 
 def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
-    """Return the token that a model best reads before a text, by the loss; BOS if it is as good."""
+    """Return the trial of the token that, read before a text, gives the lowest loss; BOS if it is
+    as good.
+    """
 
     def losses_of(token: int, rows: Tensor) -> tuple[float, ...]:
         return losses_after_opening(loaded.module, rows, (token,))
@@ -142,12 +148,16 @@ def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
 
 
 def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:
-    """Return the change of loss from the model `before` to `after` on windows of a text."""
-    openings = before.start_tokens(bos), after.start_tokens(bos)
-    room = min(before.context, after.context) - max(map(len, openings))
+    """Return the change of loss from the model `before` to `after` on windows of a text.
+
+    Both read the same windows, each after its own start tokens; `bos` says whether these have BOS.
+    """
+    opening_before, opening_after = before.start_tokens(bos), after.start_tokens(bos)
+    context = min(before.context, after.context)
+    room = context - max(len(opening_before), len(opening_after))
     length = max(2, min(WINDOW, text.shape[1], room))
-    rows = text[:, : text.shape[1] // length * length].reshape(-1, length)
+    windows = text[:, : text.shape[1] // length * length].reshape(-1, length)
     return LossChange.between(
-        losses_after_opening(before.module, rows, openings[0]),
-        losses_after_opening(after.module, rows, openings[1]),
+        losses_after_opening(before.module, windows, opening_before),
+        losses_after_opening(after.module, windows, opening_after),
     )

@@ -51,7 +51,7 @@ class Diagnosis(MeasuredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`models`, with each one's figures as means over layers, and `method`, in words."""
+        """`models`: each model's figures, most of them means over layers; `method`: in words."""
         return {
             "models": [
                 json.loads(json.dumps(diagnosis_summary(diagnosis))) for diagnosis in self.models
@@ -141,12 +141,16 @@ def diagnose(
 def _diagnose_model(
     model: Model, data: EvaluationData, options: DiagnoseOptions, show: Display
 ) -> ModelDiagnosis:
-    """Diagnose one model on the text and add advice, unless options leave it out."""
-    heads = _heads(model)
-    missing = [head for head in options.heads if not 0 <= head < heads]
+    """Diagnose one model on the text and add advice, unless options leave it out.
+
+    Raises:
+        WakefulError: a head to picture does not exist, or the text is too short.
+    """
+    num_heads = _num_heads(model)
+    missing = [head for head in options.heads if not 0 <= head < num_heads]
     if missing:
         raise WakefulError(
-            f"heads has {missing[0]}, and {model.name} has the heads 0 to {heads - 1}"
+            f"heads has {missing[0]}, and {model.name} has the heads 0 to {num_heads - 1}"
         )
     length = options.length_for(model.context)
     sequences = data.sequences(
@@ -163,7 +167,7 @@ def _diagnose_model(
         rank_tokens=options.rank_tokens,
         rank_seconds=options.rank_seconds,
         picture_layers=options.layers,
-        picture_heads=options.heads or range(min(4, heads)),
+        picture_heads=options.heads or range(min(4, num_heads)),
         progress=count_progress(
             show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
         ),
@@ -171,15 +175,18 @@ def _diagnose_model(
     diagnosis = replace(diagnosis, quantized=model.is_quantized)
     if options.no_advice:
         return diagnosis
-    text = [row[model.starts_with_bos(options.bos) :] for row in sequences]
-    advice = advise(model, diagnosis, text, bos=options.bos, show=show)
-    if advice is not None and advice.arguments:
-        arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
-        advice = replace(advice, arguments=arguments)
+    num_bos = int(model.starts_with_bos(options.bos))
+    without_bos = [sequence[num_bos:] for sequence in sequences]
+    advice = advise(model, diagnosis, without_bos, bos=options.bos, show=show)
+    if advice is not None and advice.arguments and options.text_flags:
+        # The suggested command reads the same text.
+        advice = replace(advice, arguments=f"{advice.arguments} {options.text_flags}")
     return replace(diagnosis, advice=advice)
 
 
-def _heads(model: Model) -> int:
+def _num_heads(model: Model) -> int:
+    """Return the query heads of a layer, by a config of Transformers or ours."""
     config: Any = model.module.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
     return getattr(config, "num_attention_heads", 0) or config.num_heads

@@ -19,13 +19,15 @@ _NAMED = 3
 def layer_values(
     diagnosis: ModelDiagnosis, metric: str, *, variant: str = "paper", position: str = "all"
 ) -> pl.DataFrame:
-    """Return a metric's row for each layer: layer, value, standard_error, kind."""
+    """Return a metric's rows of whole layers, one for each, without those of heads."""
     rows = diagnosis.rows.filter(metric=metric, variant=variant, position=position)
     return rows.filter(pl.col("head").is_null()).sort("layer")
 
 
 def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
-    """Return the figures that papers print, each a mean over layers unless its name says more."""
+    """Return the fields of summary.json for a model: what it is, and its figures, each a mean over
+    layers unless its name says otherwise. A figure that is not finite is None.
+    """
 
     def mean(metric: str, **where: str) -> float | None:
         return finite_or_none(mean_over_layers(layer_values(diagnosis, metric, **where)))
@@ -69,23 +71,26 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
 
 
 def lazy_layers(diagnosis: ModelDiagnosis) -> list[int]:
-    """Return the layers whose every head has a rank at or under the threshold."""
+    """Return the indices of layers in which every head's rank is at most the threshold."""
     return layer_values(diagnosis, "lazy").filter(pl.col("value") > 0)["layer"].to_list()
 
 
 def suggested_depth(diagnosis: ModelDiagnosis) -> int:
-    """Return the number of first layers to inherit: up to the last that is not lazy.
+    """Return the number of first layers to inherit, at least 1: up to the last that is not lazy.
 
     A lazy layer below a working one stays, since the layers above were trained on its output.
     Without lazy layers at the end this is the whole depth: nothing then speaks for the paper's
     default of half the layers.
     """
     lazy = set(lazy_layers(diagnosis))
-    return 1 + max((n for n in range(diagnosis.num_layers) if n not in lazy), default=0)
+    working = [layer for layer in range(diagnosis.num_layers) if layer not in lazy]
+    return 1 + max(working, default=0)
 
 
 def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
-    """Return a graded finding on sinks, lazy layers, drained values and outliers each."""
+    """Return four findings, each with its level: on attention sinks, lazy layers, drained values
+    and outliers.
+    """
     figures, layers = diagnosis_summary(diagnosis), diagnosis.num_layers
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     even = float(exact.even_shares(diagnosis.length)[0])
@@ -118,7 +123,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
             "bad" if lazy else _level(near / max(1, heads), 0.1, 0.4),
             f"{laziness}; {near} of {heads} heads are near rank 1 and the median head's rank is "
             f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
-            f"{_depth(figures['suggested_depth'], layers)}"
+            f"{_describe_depth(figures['suggested_depth'], layers)}"
             + (f" {bounds} ranks are bounds." if bounds else ""),
             "About half of Llama-3-8B's heads are near rank 1 (When Attention Collapses, fig. 11).",
         ),
@@ -133,28 +138,31 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
         Finding(
             "Outlier activations",
             _level(max(first, rest), 12.0, 60.0),
-            f"Mean kurtosis is {_finite(first, '.1f')} at the first token and "
-            f"{_finite(rest, '.1f')} at the rest (a Gaussian has 3); the largest activation of the "
-            f"first token is {_finite(figures['max_activation_first'], ',.0f')} on average"
-            f"{_most_frequent_outlier(diagnosis)}.",
+            f"Mean kurtosis is {_format_finite(first, '.1f')} at the first token and "
+            f"{_format_finite(rest, '.1f')} at the rest (a Gaussian has 3); the largest activation "
+            f"of the first token is {_format_finite(figures['max_activation_first'], ',.0f')} on "
+            f"average{_largest_outlier_clause(diagnosis)}.",
             "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
             "to Activation, table 2).",
         ),
     ]
 
 
-def _depth(depth: int, layers: int) -> str:
+def _describe_depth(depth: int, layers: int) -> str:
+    """Return a sentence on the layers after the first `depth`, which can be left out."""
     if depth == layers:
         return "No layer at the end can be left out."
     return f"The last {layers - depth} can be left out: inherit the first {depth}."
 
 
-def _finite(value: float | None, style: str) -> str:
+def _format_finite(value: float | None, style: str) -> str:
     return "not finite" if value is None or math.isinf(value) else format(value, style)
 
 
 def sink_level(share: float) -> Level:
-    """Return the level of an attention share, given as its excess over that of even attention."""
+    """Return the level of an attention sink. `share` is its excess over the share that even
+    attention gives.
+    """
     return _level(share, 0.05, 0.3)
 
 
@@ -162,16 +170,19 @@ def _level(value: float, good: float, bad: float) -> Level:
     return "good" if value <= good else "bad" if value >= bad else "mixed"
 
 
-def _most_frequent_outlier(diagnosis: ModelDiagnosis) -> str:
-    """Return a clause that names the channel with the largest peaks over all layers."""
+def _largest_outlier_clause(diagnosis: ModelDiagnosis) -> str:
+    """Return a clause that names the channel with the largest sum of peaks over all layers, ""
+    without outlier channels.
+    """
     rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
     if rows.is_empty():
         return ""
-    top = rows.group_by("variant").agg(pl.col("value").sum()).sort("value", descending=True)
-    return f"; {top['variant'][0]} stands out most"
+    # `variant` is the channel's name, `value` its peak in a layer.
+    sums = rows.group_by("variant").agg(pl.col("value").sum()).sort("value", descending=True)
+    return f"; {sums['variant'][0]} stands out most"
 
 
 def head_values(diagnosis: ModelDiagnosis, metric: str, variant: str = "paper") -> pl.DataFrame:
-    """Return a metric's row for each layer and head."""
+    """Return a metric's rows of heads, sorted by layer and head."""
     rows = diagnosis.rows.filter(metric=metric, variant=variant)
     return rows.filter(pl.col("head").is_not_null()).sort("layer", "head")
