@@ -20,14 +20,15 @@ from wakeful.variants.roles import Role, role_of
 from wakeful.variants.structure import roles_by_structure
 
 AxisChoice = int | tuple[int, ...] | None
-"""An axis, several, () for none, or None for "as it would be without me"."""
+"""An axis, several, () for none, or None for the default."""
 Axes = Mapping[str, AxisChoice] | Mapping[Tensor, AxisChoice] | Callable[[str, Tensor], AxisChoice]
 """Choices by name or by tensor, or a function of both."""
 ASSUMED = "input axis"
 """The reason of an axis that is rotated without being known to lie in the residual stream."""
 _LISTED = 8
-"""Names in a warning."""
+"""Most names in a warning."""
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Parts of parameters' names that wrapping modules insert."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,17 @@ class RotationPlan(tuple[Line, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return a table with one row for all layers' parameters of one name."""
-        counts: dict[tuple[str, ...], int] = {}
-        for line in self:
-            axes = " and ".join(map(str, line.axes)) or "-"
-            name = _without_layer(line.name)
-            row = (name, "×".join(map(str, line.shape)) or "-", axes, line.rotation, line.why)
-            counts[row] = counts.get(row, 0) + 1
+        """Return a table, in which parameters that differ in their layer alone share a row."""
+        counts = Counter(
+            (
+                _without_layer_numbers(line.name),
+                "×".join(map(str, line.shape)) or "-",
+                " and ".join(map(str, line.axes)) or "-",
+                line.rotation,
+                line.why,
+            )
+            for line in self
+        )
         rows = [("name", "number", "shape", "axis", "rotation", "why")]
         rows += [(name, str(count), *rest) for (name, *rest), count in counts.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -65,16 +70,20 @@ class RotationPlan(tuple[Line, ...]):
     __repr__ = __str__
 
 
-def _without_layer(name: str) -> str:
+def _without_layer_numbers(name: str) -> str:
+    """Return a name with `*` for each number between dots: `blocks.*.mlp.weight`."""
     return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Return parameter names in one line; a name that recurs in layers once, with its count."""
-    counts = Counter(map(_without_layer, names))
+    """Return parameter names in one line: those of all layers once, with their count, and no more
+    than `_LISTED`.
+    """
+    counts = Counter(map(_without_layer_numbers, names))
     listed = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return ", ".join(listed[:_LISTED]) + more
+    text = ", ".join(listed[:_LISTED])
+    unlisted = len(listed) - _LISTED
+    return f"{text} and {unlisted} more" if unlisted > 0 else text
 
 
 def plain_name(name: str) -> str:
@@ -91,20 +100,21 @@ def decide_axes(
     both_sides: bool = False,
     module: nn.Module | None = None,
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return each parameter's rotated axes, the residual stream's first, and the reason.
+    """Return for each parameter's name (axes, reason): the rotated axes, the residual stream's
+    first, and what they were decided by.
 
-    `module` is the parameters' model, if known. With `both`, matrices are rotated on both axes,
-    but not on one that counts tokens or positions.
+    `axes` are the user's choices. `module` is the parameters' model, if known. With `both_sides`,
+    matrices are rotated on both axes, but not on one that counts tokens or positions.
 
     Raises:
         WakefulError: `axes` names an unknown parameter, or an axis that a matrix does not have.
     """
-    choose = _axis_chooser(parameters, axes)
+    user_choice = _axis_chooser(parameters, axes)
     families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
     structure: dict[int, Role] = {} if module is None else roles_by_structure(module)
     decisions: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parameter in parameters.items():
-        choice = choose(name, parameter)
+        choice = user_choice(name, parameter)
         if parameter.numel() == 0:
             decisions[name] = (), "empty"
             continue
@@ -122,7 +132,7 @@ def decide_axes(
             role, why = structure[id(parameter)], "structure"
         if role is None:
             decisions[name] = (1,), ASSUMED
-        elif role.residual is None:
+        elif role.residual is None:  # no axis lies in the residual stream
             decisions[name] = (), why
         else:
             other_axis = (1 - role.residual,) if both_sides and not role.vocabulary else ()
@@ -133,28 +143,38 @@ def decide_axes(
 def _axis_chooser(
     parameters: Mapping[str, Tensor], axes: Axes | None
 ) -> Callable[[str, Tensor], AxisChoice]:
-    """Return a function that gives the user's choice of a parameter's axes, or None."""
+    """Return a function of (name, parameter) that gives the user's choice of its axes, or None.
+
+    Raises:
+        WakefulError: `axes` is a mapping with a parameter that the optimizer does not have.
+    """
     if axes is None:
         return lambda name, parameter: None
     if not isinstance(axes, Mapping):
         return axes
+    # By name, or by id: a tensor's own comparison is elementwise.
     choices: dict[str | int, AxisChoice] = {}
-    known = parameters.keys() | {id(parameter) for parameter in parameters.values()}
-    for key, choice in axes.items():
-        choice_key = key if isinstance(key, str) else id(key)
-        if choice_key not in known:
-            described = (
-                repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
-            )
+    own_keys = parameters.keys() | {id(parameter) for parameter in parameters.values()}
+    for parameter, choice in axes.items():
+        if isinstance(parameter, str):
+            key, description = parameter, repr(parameter)
+        else:
+            key, description = id(parameter), f"a tensor of shape {tuple(parameter.shape)}"
+        if key not in own_keys:
             raise WakefulError(
-                f"axes has {described}, which the optimizer does not: its parameters are "
+                f"axes has {description}, which the optimizer does not: its parameters are "
                 f"{', '.join(list(parameters)[:4])}, ..."
             )
-        choices[choice_key] = choice
+        choices[key] = choice
     return lambda name, parameter: choices.get(name, choices.get(id(parameter)))
 
 
 def _check_axes(name: str, parameter: Tensor, choice: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the user's choice of a parameter's axes as a tuple.
+
+    Raises:
+        WakefulError: the parameter is no matrix, or the axes are not 0, 1 or both.
+    """
     axes = (choice,) if isinstance(choice, int) else tuple(choice)
     if axes and (parameter.ndim != 2 or set(axes) - {0, 1} or len(set(axes)) < len(axes)):
         raise WakefulError(

@@ -27,7 +27,8 @@ NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 def decay_groups(
     named_parameters: NamedParameters, *, weight_decay: float, decay_embeddings: bool = True
 ) -> list[dict[str, Any]]:
-    """Return parameter groups for any torch optimizer, names kept: what decays, then the rest.
+    """Return two parameter groups for any torch optimizer, of (name, parameter) pairs: parameters
+    that decay, then the others.
 
     Tensors with two or more dimensions decay by `weight_decay`, unless their module declares that
     they do not; others have weight decay 0, and so have embeddings (tokens and positions; a tied
@@ -48,8 +49,11 @@ def decay_groups(
             )
         names[id(parameter)] = name
         role = role_of(parameter) or role_outside_layers(name)
-        spared = role is not None and not (role.decays and (decay_embeddings or not role.embedding))
-        decays = parameter.dim() >= 2 and not spared
+        decays = parameter.dim() >= 2
+        if role is not None and not role.decays:
+            decays = False
+        if role is not None and role.embedding and not decay_embeddings:
+            decays = False
         (decayed if decays else not_decayed).append((name, parameter))
     if not names:
         raise WakefulError("there is no parameter to optimize")
@@ -95,13 +99,14 @@ def build_optimizer(
                 f"{title}: {key} is set beside the expression, in a configuration by a field of "
                 "[optimizer] or train.seed; leave it out of the expression"
             )
-    eps = (options | build.keywords).get("eps", 1)
+    all_options = options | build.keywords
+    eps = all_options.get("eps")
     if isinstance(eps, int | float) and not eps > 0:
         raise WakefulError(
             f"{title}: eps must be above 0, got {eps}: without it a gradient that stays zero gives "
             "0 / 0"
         )
-    check_rates({"weight_decay": weight_decay, "lr": (options | build.keywords).get("lr")})
+    check_rates({"weight_decay": weight_decay, "lr": all_options.get("lr")})
     groups = decay_groups(
         named_parameters, weight_decay=weight_decay, decay_embeddings=decay_embeddings
     )
@@ -121,11 +126,12 @@ def build_optimizer(
 def configure_optimizer(
     config: "OptimizerConfig", named_parameters: NamedParameters, *, seed: int
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that a configuration describes; each takes the fields that it has.
+    """Return the optimizer that a configuration describes, in training mode.
 
-    An option of another form than its field, such as three betas, is the expression's. Each group
-    keeps what it was made with, for checkpoints, and the ratio of its learning rate to `lr`, which
-    every schedule keeps.
+    The configuration's fields are passed as the options of the same names that the optimizer has,
+    unless its default has another form than the field, such as three betas: such an option is left
+    to the expression. Each group keeps what it was made with, for checkpoints, and the ratio of its
+    learning rate to `lr`, which every schedule keeps.
     """
     build = optimizer_of(config.name)  # refuses what a file names and nobody has admitted
     fields = {
@@ -136,11 +142,12 @@ def configure_optimizer(
         "check_finite": False,  # the loop reads the gradient's norm itself
     }
     accepted = inspect.signature(build.func).parameters
-    options = {
-        name: value for name, value in fields.items()
-        if name in optimizer_options(build)
-        and _describe_form(accepted[name].default) in (_describe_form(value), "")
-    }  # fmt: skip
+    options: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in optimizer_options(build):
+            default_form = _describe_form(accepted[name].default)
+            if default_form in (_describe_form(value), ""):  # "": the default tells nothing
+                options[name] = value
     optimizer = build_optimizer(
         config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
     )
@@ -148,18 +155,18 @@ def configure_optimizer(
         if config.lr and "lr" in group:
             group.setdefault("lr_scale", float(group["lr"]) / config.lr)
         group[BUILT] = options_of_group(group)
-    switch(optimizer, train=True)
+    switch(optimizer, train=True)  # schedule-free optimizers begin in neither mode
     return optimizer
 
 
 def check_step(config: "OptimizerConfig") -> None:
-    """Take one step of small weights with an optimizer of another package, and pack its state.
+    """Try an optimizer of another package on small weights: take one step and pack its state.
 
     Raises:
         WakefulError: the optimizer needs a closure or gradients that training does not give, or its
             state is of a kind that no checkpoint holds.
     """
-    if optimizer_of(config.name).func in BUILDERS.values():
+    if optimizer_of(config.name).func in BUILDERS.values():  # the named ones are known to train
         return
     shapes = {"embed.weight": (16, 8), "blocks.0.mlp.up.weight": (8, 8), "norm.weight": (8,)}
     weights = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
@@ -175,7 +182,9 @@ def check_step(config: "OptimizerConfig") -> None:
 
 
 def _describe_form(default: object) -> str:
-    """Return a default value's form, such as "number" or "(number, number)"; "" for None."""
+    """Return a default value's form, such as "number" or "(number, number)"; "" for None or no
+    default.
+    """
     if isinstance(default, tuple | list):
         return f"({', '.join(map(_describe_form, default))})"
     if default is None or default is inspect.Parameter.empty:
@@ -190,9 +199,10 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def optimizer_of(name: str | Builder, *, imports: bool = False) -> "partial[Any]":
-    """Return the constructor that an expression names, with its options bound.
+    """Return the constructor that an expression names, with the expression's options bound.
 
-    With `imports` the module of `my_module:MyOptimizer` may be imported: only for the user's text.
+    With `imports` the module of `my_module:MyOptimizer` may be imported: only where the user wrote
+    the expression, not where a file did.
     """
     if not isinstance(name, str):
         return partial(name)
@@ -226,10 +236,10 @@ BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 def warmup_cosine(
     step: int, *, steps: int, warmup_steps: int, initial: float, peak: float, final: float
 ) -> float:
-    """Return the learning rate of a step, counted from 0.
+    """Return the learning rate of one of `steps` steps, counted from 0.
 
-    A straight line from `initial` to `peak` over `warmup_steps`, then half a cosine down to
-    `final`, which the last step reaches.
+    It goes in a straight line from `initial` to `peak` over `warmup_steps`, then by half a cosine
+    down to `final`, which the last step reaches.
     """
     if step < warmup_steps:
         return initial + (peak - initial) * step / warmup_steps

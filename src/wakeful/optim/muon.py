@@ -12,7 +12,7 @@ from wakeful.variants.families import role_outside_layers
 from wakeful.variants.roles import role_of
 
 _MOST_STEPS = 99
-"""Newton-Schulz steps that torch takes."""
+"""Most Newton-Schulz steps that torch takes."""
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -36,7 +36,11 @@ class MuonAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         adamw_lr: float = 0.0,
     ) -> None:
-        """Give hidden matrices to Muon and all other parameters to AdamW."""
+        """Give hidden matrices to Muon and all other parameters to AdamW.
+
+        Raises:
+            WakefulError: an option is out of its range, or there is no hidden matrix.
+        """
         for group in ({"lr": lr}, *groups):
             check_rates(group)
         if adamw_lr < 0 or (adamw_lr and not lr):
@@ -49,14 +53,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 f"muon: ns_steps must be 1 to {_MOST_STEPS} and momentum at least 0 and below 1, "
                 f"got {ns_steps} and {momentum}"
             )
-        hidden, rest = (
-            [
-                {**group, "params": chosen}
-                for group in groups
-                if (chosen := _is_chosen(group, is_hidden))
-            ]
-            for is_hidden in (True, False)
-        )
+        hidden, rest = _split_groups(groups)
         if not hidden:
             raise WakefulError("muon found no hidden matrix to optimize; use adamw")
         rate: Any = lr  # a tensor too, which Muon's annotation leaves out
@@ -70,25 +67,27 @@ class MuonAdamW(torch.optim.Optimizer):
             adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=can_fuse(rest))
             self._parts.append(adamw)
         super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
-        self.defaults["momentum"] = momentum  # not among those that fill AdamW's groups
-        self._whole = True
+        # Set afterwards: defaults given above would be filled into AdamW's groups too.
+        self.defaults["momentum"] = momentum
+        self._has_all_groups = True
         self._link()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": self._parts, "_whole": True}
+        return {**super().__getstate__(), "_parts": self._parts, "_has_all_groups": True}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy, and of what is loaded
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copied or loaded optimizer, and link the parts to it again."""
         super().__setstate__(state)
         self._link()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a group: which part it belongs to is decided once, for all groups together."""
-        if getattr(self, "_whole", False):
+        """Refuse a group after construction: the constructor divides all between the parts."""
+        if getattr(self, "_has_all_groups", False):  # unset while the base class adds them
             raise WakefulError("muon takes no further group: give it all parameters at once")
         super().add_param_group(param_group)
 
     def _link(self) -> None:
-        """Let the two parts work on this optimizer's own groups and state."""
+        """Let the two parts, Muon and AdamW, work on this optimizer's own groups and state."""
         groups = iter(self.param_groups)
         for part in self._parts:
             part.param_groups = [next(groups) for _ in part.param_groups]
@@ -97,7 +96,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step of both; return the closure's loss, if there is a closure."""
+        """Take one step of Muon and AdamW; return the closure's loss, if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,16 +108,26 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def can_fuse(groups: list[dict[str, Any]]) -> bool:
-    """Tell whether the devices of all parameters have AdamW's fused step."""
+    """Return True if torch's AdamW has a fused step for all parameters of these groups."""
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     return all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in parameters)
 
 
-def _is_chosen(group: dict[str, Any], hidden: bool) -> list[tuple[str, Tensor]]:
-    return [(name, p) for name, p in group["params"] if _is_hidden(name, p) == hidden]
+def _split_groups(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], ...]:
+    """Return (groups of the hidden matrices, groups of all other parameters), none empty."""
+    hidden, rest = [], []
+    for group in groups:
+        for part, is_hidden in ((hidden, True), (rest, False)):
+            chosen = [(name, p) for name, p in group["params"] if _is_hidden(name, p) == is_hidden]
+            if chosen:
+                part.append({**group, "params": chosen})
+    return hidden, rest
 
 
 def _is_hidden(name: str, parameter: Tensor) -> bool:
+    """Return True for a matrix that reads or writes the residual stream, but is no embedding or
+    head. A matrix without a role, whose name tells nothing, counts as one.
+    """
     role = role_of(parameter) or role_outside_layers(name)
     in_stream = role is None or (role.residual is not None and not role.vocabulary)
     return parameter.dim() == 2 and in_stream

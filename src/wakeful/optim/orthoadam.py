@@ -112,24 +112,28 @@ class OrthoAdam(torch.optim.Optimizer):
         if isinstance(params, nn.Module):
             module, params = params, params.named_parameters()
         self._module = module
-        self._both = sides == "both"
+        self._both_sides = sides == "both"
         self._kernel = kernel
         self._check_finite = check_finite
         self._rotated: dict[Tensor, RotatedParameter] = {}
-        self._open = False
+        # The base class adds the groups one by one; axes are decided when all names are known.
+        self._constructed = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
-        self._decide(self.param_groups)
-        self._open = True
+        self._decide_axes(self.param_groups)
+        self._constructed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        private = ("_recipe", "_both", "_kernel", "_check_finite", "_rotated", "_open")
+        private = ("_recipe", "_both_sides", "_kernel", "_check_finite", "_rotated", "_constructed")
         kept = {key: getattr(self, key) for key in private}
-        # `axes` may be a function, and both have been asked
+        # Axes are decided: the choice, maybe a function, and the model need not be kept.
         return {**super().__getstate__(), **kept, "_axes": None, "_module": None}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; one that does not fit is refused and left out."""
+        """Add a group of parameters and decide their rotated axes.
+
+        A group that is refused, by a `WakefulError`, is left out: the optimizer stays as it was.
+        """
         if self._module is not None:
             params = _with_names(param_group["params"], self._module)
             param_group = {**param_group, "params": params}
@@ -140,35 +144,44 @@ class OrthoAdam(torch.optim.Optimizer):
             _check_options(group)
             for number, parameter in enumerate(group["params"]):
                 name = names[number] if names else f"parameter {len(self._rotated)}"
-                _check_kind(name, parameter)
+                _check_dtype(name, parameter)
                 self._rotated[parameter] = RotatedParameter(name, tuple(parameter.shape))
-            if self._open:
-                self._decide([group])
+            if self._constructed:
+                self._decide_axes([group])
         except WakefulError:
             self.param_groups.pop()
             for parameter in group["params"]:
                 self._rotated.pop(parameter, None)
             raise
 
-    def _decide(self, groups: list[dict[str, Any]]) -> None:
-        """Decide the rotated axes of these groups' parameters and record them in the groups."""
+    def _decide_axes(self, groups: list[dict[str, Any]]) -> None:
+        """Decide the rotated axes of these groups' parameters, and describe their rotations in the
+        groups, for checkpoints. A warning names matrices whose axis is a guess.
+
+        Raises:
+            WakefulError: two parameters have one name, a choice of axes does not fit, or the
+                rotations are too large for memory or need a whole parameter that is sharded.
+        """
         parameters = {rotated.name: parameter for parameter, rotated in self._rotated.items()}
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
-        new = [parameter for group in groups for parameter in group["params"]]
-        decisions = decide_axes(parameters, self._axes, both_sides=self._both, module=self._module)
-        for parameter in new if self._recipe.rotates else ():
+        new_parameters = [parameter for group in groups for parameter in group["params"]]
+        decisions = decide_axes(
+            parameters, self._axes, both_sides=self._both_sides, module=self._module
+        )
+        for parameter in new_parameters if self._recipe.rotates else ():
             rotated = self._rotated[parameter]
             rotated.axes, rotated.why = decisions[rotated.name]
             if rotated.axes and self._recipe.learns and isinstance(parameter, DTensor):
                 raise WakefulError(
                     f"{rotated.name} is sharded; {self._recipe.rotation} takes whole parameters"
                 )
-        moving = (parameter for parameter in new if parameter.requires_grad)
+        # A frozen parameter has no step, and its rotations are never made.
+        trained = [parameter for parameter in new_parameters if parameter.requires_grad]
         self._recipe.check_memory(
-            (parameter, self._rotated[parameter].axes) for parameter in moving
+            (parameter, self._rotated[parameter].axes) for parameter in trained
         )
-        rotated = [self._rotated[parameter] for parameter in new]
+        rotated = [self._rotated[parameter] for parameter in new_parameters]
         assumed = [parameter.name for parameter in rotated if parameter.why == ASSUMED]
         if assumed:
             warn(
@@ -180,7 +193,7 @@ class OrthoAdam(torch.optim.Optimizer):
             group["rotations"] = [self._recipe.describe(self._rotated[p]) for p in group["params"]]
 
     def plan(self) -> RotationPlan:
-        """Return which axis of which parameter is rotated, and why; print it."""
+        """Return a plan of which axes of which parameter are rotated, and why, to be printed."""
         return RotationPlan(
             Line(
                 rotated.name,
@@ -193,20 +206,31 @@ class OrthoAdam(torch.optim.Optimizer):
         )
 
     def rotations(self) -> Iterator[Rotation]:
-        """Yield the rotations made so far, each once: a weight's is made at its first step."""
+        """Yield the rotations made so far, each once: a weight's are made at its first step."""
         unique = {id(r): r for rotated in self._rotated.values() for r in rotated.rotations or ()}
         yield from unique.values()
 
     def rotation_bytes(self) -> int:
-        """Return the bytes of the fixed rotations made so far; learned ones are in the state."""
-        fixed = [vars(part) for part in self.rotations() if not isinstance(part, LearnedRotation)]
-        tensors = [part for part in tree_leaves(fixed) if isinstance(part, Tensor)]
+        """Return the bytes of the fixed rotations made so far, shared tensors once; learned
+        rotations are in the state.
+        """
+        fixed = [
+            vars(rotation)
+            for rotation in self.rotations()
+            if not isinstance(rotation, LearnedRotation)
+        ]
+        tensors = [leaf for leaf in tree_leaves(fixed) if isinstance(leaf, Tensor)]
         storages = [tensor.untyped_storage() for tensor in tensors]
-        return sum({part.data_ptr(): part.nbytes() for part in storages}.values())
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; return the closure's loss, if there is a closure."""
+        """Take one step; return the closure's loss, if there is a closure.
+
+        Raises:
+            WakefulError: a gradient is sparse, NaN or infinite, or rotations find no memory; no
+                weight has changed then.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -215,15 +239,18 @@ class OrthoAdam(torch.optim.Optimizer):
             (group, [parameter for parameter in group["params"] if parameter.grad is not None])
             for group in self.param_groups
         ]
-        self._refuse_bad_gradients([parameter for _, group in active for parameter in group])
+        self._refuse_bad_gradients([p for _, parameters in active for p in parameters])
+        # All are prepared before any is moved: what is refused changes nothing.
         jobs = [[self._prepare(p, group) for p in parameters] for group, parameters in active]
         for group_jobs in jobs:
             take_step(group_jobs, self._kernel)
         return loss
 
     def _refuse_bad_gradients(self, parameters: list[Tensor]) -> None:
-        """Raise `WakefulError` for NaN or infinite entries; a norm alone may overflow."""
-        dense: dict[Any, list[Tensor]] = {}
+        """Raise `WakefulError` for a gradient that is sparse or, if entries are checked, holds NaN
+        or an infinite value.
+        """
+        alike: dict[Any, list[Tensor]] = {}  # parameters whose norms are taken together
         for parameter in parameters:
             grad = cast(Tensor, parameter.grad)
             if grad.layout != torch.strided:
@@ -232,10 +259,15 @@ class OrthoAdam(torch.optim.Optimizer):
                     "dense gradients (nn.Embedding(sparse=False))"
                 )
             mesh = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
-            dense.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
-        for some in dense.values() if self._check_finite else ():
-            norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in some]))
-            for parameter in () if full_tensor(norms).isfinite().all() else some:
+            alike.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
+        if not self._check_finite:
+            return
+        for group in alike.values():
+            norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in group]))
+            if full_tensor(norms).isfinite().all():
+                continue
+            # A norm may overflow where all entries are finite: look at these.
+            for parameter in group:
                 grad = full_tensor(cast(Tensor, parameter.grad))
                 if not grad.isfinite().all():
                     values = "NaN" if grad.isnan().any() else "an infinite value"
@@ -245,12 +277,15 @@ class OrthoAdam(torch.optim.Optimizer):
                     )
 
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> ParameterStep:
-        """Create the missing rotations and state of one parameter, and return its step."""
+        """Create what is missing of one parameter's rotations and state; return its step, not yet
+        taken.
+        """
         rotated, state = self._rotated[parameter], self.state[parameter]
         made_for = (parameter.device, moment_dtype(parameter))
         if rotated.rotations is None or rotated.made_for != made_for:
             rotated.rotations = self._recipe.make_all(rotated, parameter)
             rotated.made_for = made_for
+            # A loaded state goes into the new rotation, whose own tensors the state holds then.
             for key, tensor in rotated.learned().items():
                 if key in state:
                     state[key] = tensor.copy_(state[key])
@@ -266,6 +301,9 @@ class OrthoAdam(torch.optim.Optimizer):
 
         Moments keep their precision even for bfloat16 parameters. Parameters without names are
         matched by order, as in torch's optimizers: only different shapes are noticed.
+
+        Raises:
+            WakefulError: groups, names, shapes, seeds or rotations differ. Nothing has changed.
         """
         saved_groups = state_dict["param_groups"]
         current = [(group["params"], group["rotations"]) for group in self.param_groups]
@@ -291,10 +329,11 @@ class OrthoAdam(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         for group, (_, rotations) in zip(self.param_groups, current, strict=True):
             group["rotations"] = rotations
+        # torch has cast the tensors to the parameters' dtype: they are taken from `state_dict`.
         for parameter, saved in states.items():
             rotated = self._rotated[parameter]
             if self._recipe.learns:
-                rotated.rotations = None
+                rotated.rotations = None  # the next step makes them of the loaded state
             if saved:
                 state = self.state[parameter]
                 state["step"] = torch.as_tensor(saved["step"], dtype=torch.float32).cpu().clone()
@@ -303,25 +342,29 @@ class OrthoAdam(torch.optim.Optimizer):
                 for key in [key for key in saved if key.startswith("rotation_")]:
                     state[key] = saved[key].clone()
 
-    def _check_names(self, saved: list[str] | None, parameters: list[Tensor]) -> None:
-        """Raise `WakefulError` if the saved names differ from this optimizer's.
+    def _check_names(self, saved_names: list[str] | None, parameters: list[Tensor]) -> None:
+        """Raise `WakefulError` if the saved names differ from this optimizer's, where both have
+        names.
 
         Comparing rotations alone would miss a swap of parameters that have no rotation or the same.
         """
-        if saved is None or "param_names" not in self.param_groups[0]:
+        if saved_names is None or "param_names" not in self.param_groups[0]:
             return
-        for saved_name, parameter in zip(saved, parameters, strict=True):
-            mine = self._rotated[parameter].name
-            if plain_name(saved_name) != plain_name(mine):
-                raise WakefulError(f"the state has {saved_name} where this optimizer has {mine}")
+        for saved_name, parameter in zip(saved_names, parameters, strict=True):
+            name = self._rotated[parameter].name
+            if plain_name(saved_name) != plain_name(name):
+                raise WakefulError(f"the state has {saved_name} where this optimizer has {name}")
 
     def _check_state(self, state: Mapping[str, Any], parameter: Tensor) -> None:
-        """Raise `WakefulError` if the step, a moment or a rotation is missing or misshapen."""
+        """Raise `WakefulError` if the step, a moment or a learned rotation is missing in a
+        parameter's state, or has a wrong shape. An empty state, before the first step, is right.
+        """
         if not state:
             return
         rotated = self._rotated[parameter]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("exp_avg", "exp_avg_sq"), rotated.shape)
-        if self._recipe.learns:  # new rotations tell the shapes that a state must have
+        if self._recipe.learns:
+            # Rotations are made afresh only to learn the shapes that a state must have.
             fresh = replace(rotated, rotations=self._recipe.make_all(rotated, parameter))
             shapes |= {key: tuple(tensor.shape) for key, tensor in fresh.learned().items()}
         for key in ("step", *shapes):
@@ -336,20 +379,28 @@ class OrthoAdam(torch.optim.Optimizer):
 
 
 def _with_names(params: Any, module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return parameters with the names that they have in a module, or were given."""
+    """Return (name, parameter) pairs: those of `params` that are pairs already, as they are, and
+    the others by their names in a module.
+
+    Raises:
+        WakefulError: a parameter without a name is not in the module.
+    """
     names: dict[Tensor, str] = {tensor: name for name, tensor in module.named_parameters()}
     named: list[tuple[str, Tensor]] = []
     for entry in [params] if isinstance(params, Tensor) else params:
-        if not isinstance(entry, tuple) and entry not in names:
+        if isinstance(entry, tuple):
+            named.append(entry)
+        elif entry in names:
+            named.append((names[entry], entry))
+        else:
             raise WakefulError(
                 f"a parameter of shape {tuple(entry.shape)} is not one of the "
                 f"{type(module).__name__} that is given as module"
             )
-        named.append(entry if isinstance(entry, tuple) else (names[entry], entry))
     return named
 
 
-def _check_kind(name: str, parameter: Tensor) -> None:
+def _check_dtype(name: str, parameter: Tensor) -> None:
     if parameter.is_complex():
         raise WakefulError(f"{name} is complex; OrthoAdam takes real parameters")
     if not parameter.is_floating_point():
@@ -357,20 +408,22 @@ def _check_kind(name: str, parameter: Tensor) -> None:
 
 
 def _check_options(group: Mapping[str, Any]) -> None:
+    """Raise `WakefulError` if a rate, a beta or eps of a group is out of its range."""
     check_rates(group)
     beta1, beta2 = group["betas"]
-    for key, value, allowed, good in (
+    for key, value, allowed, in_range in (
         ("betas[0]", beta1, "in [0, 1)", 0 <= beta1 < 1),
         ("betas[1]", beta2, "in [0, 1)", 0 <= beta2 < 1),
         ("eps", group["eps"], "above 0", group["eps"] > 0),
     ):
-        if not (good and math.isfinite(value)):
+        if not (in_range and math.isfinite(value)):
             raise WakefulError(f"{key}={value} must be {allowed} and finite")
 
 
 def _describe_rotations(rotations: list[dict[str, Any]]) -> str:
-    written = (
-        f"{r['kind']}({', '.join(f'{k}={v!r}' for k, v in r.items() if k != 'kind')})"
-        for r in rotations
-    )
-    return " and ".join(written) or "identity"
+    """Return one parameter's rotations, as a checkpoint holds them, as text: kind(key=value, …)."""
+    texts = list[str]()
+    for rotation in rotations:
+        fields = ", ".join(f"{key}={value!r}" for key, value in rotation.items() if key != "kind")
+        texts.append(f"{rotation['kind']}({fields})")
+    return " and ".join(texts) or "identity"

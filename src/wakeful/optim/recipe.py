@@ -24,10 +24,14 @@ class RotatedParameter:
     axes: tuple[int, ...] = ()
     why: str = ""
     rotations: tuple[Rotation, ...] | None = None
+    """One for each axis; None until the parameter's first step."""
     made_for: tuple[torch.device, torch.dtype] | None = None
+    """The device and dtype of the rotations."""
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the tensors of learned rotations, by the names they have in the state."""
+        """Return the tensors of learned rotations, by the names that they have in the optimizer's
+        state; none before the rotations are made.
+        """
         return {
             f"rotation_{axis}_{key}": tensor
             for axis, rotation in zip(self.axes, self.rotations or (), strict=False)
@@ -36,10 +40,13 @@ class RotatedParameter:
         }
 
     def moment(self, parameter: Tensor, saved: Tensor | None = None) -> Tensor:
-        """Return a moment, zero or as saved, laid out so that the rotated axis is contiguous."""
+        """Return a new moment of the parameter, zero or a copy of `saved`, laid out in memory so
+        that the first rotated axis is contiguous.
+        """
         layout = layout_for(parameter, self.axes)
-        empty = zeros(parameter, layout, moment_dtype(parameter), self.axes[:1] == (0,))
-        return empty if saved is None else fill_moment(empty, saved)
+        transposed = self.axes[:1] == (0,)
+        moment = zeros(parameter, layout, moment_dtype(parameter), transposed=transposed)
+        return moment if saved is None else fill_moment(moment, saved)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,9 @@ class RotationRecipe:
     rotation: Rotation
     seed: int
     share: bool
+    """Whether all axes of a width have one rotation."""
     shared: dict[Any, Rotation] = field(default_factory=dict)
+    """With `share`, the rotations made so far, by device, dtype and width."""
 
     def __post_init__(self) -> None:
         if self.learns and self.share:
@@ -86,14 +95,19 @@ class RotationRecipe:
     def make(
         self, rotated: RotatedParameter, axis: int, device: torch.device, dtype: torch.dtype
     ) -> Rotation:
-        """Return the rotation of one axis; with `share`, all axes of a width have one."""
+        """Return the rotation of one axis, from the seed, the parameter's name and the axis; with
+        `share` the one that all axes of this width have.
+        """
         width = rotated.shape[axis]
         if (device, dtype, width) in self.shared:
             return self.shared[device, dtype, width]
-        name, side = (f"*{width}", 0) if self.share else (plain_name(rotated.name), axis)
+        if self.share:
+            generator = generator_for(self.seed, f"*{width}", 0)
+        else:
+            generator = generator_for(self.seed, plain_name(rotated.name), axis)
         try:
             rotation = self.rotation.for_width(
-                width, generator=generator_for(self.seed, name, side), device=device, dtype=dtype
+                width, generator=generator, device=device, dtype=dtype
             )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise WakefulError(
@@ -105,16 +119,20 @@ class RotationRecipe:
         return rotation
 
     def check_memory(self, work: Iterable[tuple[Tensor, tuple[int, ...]]]) -> None:
-        """Raise a WakefulError where the rotations would not fit in free memory."""
-        widths: dict[torch.device, list[tuple[int, int]]] = {}
+        """Raise `WakefulError` if the rotations of these (parameter, rotated axes) do not fit in
+        their device's free memory.
+        """
+        # For each device: (width, bytes of an element) of every rotation.
+        sizes_on: dict[torch.device, list[tuple[int, int]]] = {}
         for parameter, axes in work:
-            sizes = widths.setdefault(parameter.device, [])
+            sizes = sizes_on.setdefault(parameter.device, [])
             for axis in axes:
                 size = (parameter.shape[axis], moment_dtype(parameter).itemsize)
                 if not (self.share and size in sizes):
                     sizes.append(size)
-        for device, sizes in widths.items():
+        for device, sizes in sizes_on.items():
             needed = sum(self.rotation.memory(*size) for size in sizes)
+            # They are made one after the other.
             needed += max((self.rotation.making_memory(*size) for size in sizes), default=0)
             free = free_memory(device)
             if needed > free:

@@ -15,8 +15,9 @@ _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 _NEEDED: Mapping[str, set[str]] = {
     "AdamW": _ADAM, "OrthoAdam": _ADAM, "MuonAdamW": set(),
 }  # fmt: skip
+"""The names that a parameter's state must have, for each optimizer class."""
 _OURS = ("torch", "wakeful")
-"""Packages whose classes are listed; one of another package may have the name of one of these."""
+"""The packages of these classes; one of another package may have the same name."""
 BUILT = "built"
 """The entry of a group of parameters that says what it was made with."""
 CHANGING = frozenset({"params", "lr", "initial_lr", "rotations", "step", BUILT})
@@ -32,6 +33,7 @@ def missing_state(kind: type, state: Mapping[str, object]) -> list[str] | None:
     if kind.__name__ not in _NEEDED or not keeps_options(kind):
         return None
     needed = _NEEDED[kind.__name__]
+    # Muon's parameters have a momentum buffer; the others are AdamW's.
     if kind.__name__ == "MuonAdamW" and "momentum_buffer" not in state:
         needed = _ADAM
     return sorted(needed - state.keys())
@@ -43,26 +45,27 @@ def keeps_options(kind: type) -> bool:
 
 
 def to_json(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool = False) -> Any:
-    """Return a value, of lists and dictionaries to any depth, as JSON holds it.
+    """Return a value, of lists and dictionaries to any depth, in a form that JSON can hold.
 
-    Its tensors go into `tensors` by names that begin with `name`, and the order that their
+    Tensors in it are put into `tensors`, by names that begin with `name`; the order that their
     dimensions have in memory, on which the last bit of a product depends, is kept. Tuples become
-    lists. Of an `option` what no file holds is described.
+    lists. With `option`, a value of any other type is replaced by a description of it.
 
     Raises:
-        WakefulError: it holds something else than tensors, numbers and strings.
+        WakefulError: without `option`, it holds something else than tensors, numbers and strings.
     """
     if isinstance(value, Tensor):
         if name in tensors:
             raise WakefulError(f"two tensors of its state are called {name}")
         tensors[name] = value.detach()
-        return {"tensor": name, "order": _order(value)}
+        return {"tensor": name, "order": _memory_order(value)}
     if isinstance(value, list | tuple):
         return [to_json(e, f"{name}.{n}", tensors, option=option) for n, e in enumerate(value)]
     if isinstance(value, dict) and all(type(key) in _PLAIN for key in value):
         items = {k: to_json(e, f"{name}.{k}", tensors, option=option) for k, e in value.items()}
+        # The keys of a JSON object are strings: others are kept in a list of pairs.
         return items if all(type(key) is str for key in value) else {"items": [*items.items()]}
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
         return {"float": str(value)}
     if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
         return value
@@ -79,26 +82,27 @@ def from_json(value: Any, read: Callable[[str], Tensor]) -> Any:
     """Return the value that `to_json` converted; `read` returns a tensor by its name."""
     match value:
         case {"tensor": name, "order": order}:
-            restored = read(name)
-            if order and not isinstance(restored, DTensor):  # as it lay in memory
-                restored = torch.empty_permuted(restored.shape, order, dtype=restored.dtype).copy_(
-                    restored
-                )
+            tensor = read(name)
+            if order and not isinstance(tensor, DTensor):  # laid out in memory as it was
+                empty = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype)
+                tensor = empty.copy_(tensor)
+            return tensor
         case {"float": text, **rest} if not rest:
-            restored = float(text)
+            return float(text)
         case {"items": items, **rest} if not rest:
-            restored = {key: from_json(item, read) for key, item in items}
+            return {key: from_json(item, read) for key, item in items}
         case dict():
-            restored = {key: from_json(item, read) for key, item in value.items()}
+            return {key: from_json(item, read) for key, item in value.items()}
         case list():
-            restored = [from_json(item, read) for item in value]
+            return [from_json(item, read) for item in value]
         case _:
-            restored = value
-    return restored
+            return value
 
 
-def _order(tensor: Tensor) -> list[int]:
-    """Return the dimensions in their order in memory where it differs from their own, else []."""
+def _memory_order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of a dense tensor from the outermost in memory to the innermost; [] if
+    that is their own order, or the tensor is sharded or has gaps.
+    """
     if isinstance(tensor, DTensor) or tensor.is_contiguous():
         return []
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
@@ -115,14 +119,15 @@ def options_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_type(loaded: Any, stored: Any) -> Any:
-    """Return a loaded value in the form in which it was stored.
+    """Return what an optimizer's `load_state_dict` made of a value, in the form in which it was
+    stored.
 
-    torch gives every tensor its parameter's dtype, and takes strings apart.
+    torch gives every tensor its parameter's dtype, and splits strings into characters.
     """
     if isinstance(loaded, Tensor) and isinstance(stored, Tensor):
         return loaded if loaded.dtype == stored.dtype else stored.to(loaded.device)
     if type(loaded) is not type(stored) or isinstance(loaded, Tensor):
-        return loaded
+        return loaded  # the optimizer itself gave it another form
     if isinstance(stored, list) and len(loaded) == len(stored):
         return [restore_type(*pair) for pair in zip(loaded, stored, strict=True)]
     if isinstance(stored, dict) and loaded.keys() == stored.keys():

@@ -25,7 +25,8 @@ def switch(optimizer: Any, *, train: bool) -> None:
 
 @contextlib.contextmanager
 def evaluation_weights(optimizer: torch.optim.Optimizer) -> Iterator[list[Tensor]]:
-    """Switch to the evaluation weights; yield copies of the training weights, if they differ.
+    """Switch the parameters to the evaluation weights inside the context; yield copies of the
+    training weights, in the parameters' order, or [] if the two do not differ.
 
     Switching there and back rounds, so the copies are restored at the end.
     """
@@ -46,5 +47,6 @@ def evaluation_weights(optimizer: torch.optim.Optimizer) -> Iterator[list[Tensor
 def restore_weights(optimizer: torch.optim.Optimizer, trained: list[Tensor]) -> None:
     """Set the parameters to the training weights that `evaluation_weights` yielded."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # Not strict: `trained` is empty where the weights do not differ.
     for parameter, weight in zip(parameters, trained, strict=False):
         parameter.copy_(weight)

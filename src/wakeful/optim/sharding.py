@@ -12,13 +12,15 @@ from torch.distributed.tensor.placement_types import Placement
 from wakeful.errors import WakefulError
 
 TensorPlacements = tuple[Placement, ...] | None
+"""How a DTensor lies over the ranks; None for a tensor that is not sharded."""
 
 
 def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> TensorPlacements:
-    """Return how a parameter must lie over the ranks for its step; None for a whole tensor.
+    """Return how a parameter must lie over the ranks for a step that rotates `axes`, which must be
+    whole on every rank; None for a tensor that is not a DTensor.
 
-    Its own placements where no rotated axis is cut, the other axis cut where one is, and
-    whole on every rank where both are rotated.
+    A rotated axis that is sharded is exchanged for the other one; where both are rotated, the
+    parameter is whole on every rank.
     """
     if not isinstance(parameter, DTensor):
         return None
@@ -26,46 +28,60 @@ def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> TensorPlacements:
     for placement in parameter.placements:
         if isinstance(placement, Partial):
             raise WakefulError("a parameter that is a partial sum over ranks has no step")
-        cut = isinstance(placement, Shard) and placement.dim % parameter.dim() in axes
-        if cut and len(axes) == 1:
+        is_rotated = isinstance(placement, Shard) and placement.dim % parameter.dim() in axes
+        if not is_rotated:
+            layout.append(placement)
+        elif len(axes) == 1:
             layout.append(Shard(1 - axes[0]))
         else:
-            layout.append(Replicate() if cut else placement)
+            layout.append(Replicate())
     return tuple(layout)
 
 
 def local_part(tensor: Tensor, layout: TensorPlacements) -> Tensor:
-    """Return this rank's part in that layout: the tensor's own storage where it lies so already."""
+    """Return this rank's part of a tensor in `layout`.
+
+    It is the tensor's own storage where the tensor lies so already, or is not sharded.
+    """
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=layout).to_local()
     return tensor
 
 
 def write_back(parameter: Tensor, part: Tensor, layout: TensorPlacements) -> None:
-    """Write a part computed in `layout` into the parameter, where that is another layout."""
+    """Write a part computed in `layout` into the parameter.
+
+    Where the parameter lies so itself, the part is its own storage, and nothing is to be done.
+    """
     if isinstance(parameter, DTensor) and parameter.placements != layout:
-        moved = _assemble(part.contiguous(), parameter, layout)
-        parameter.to_local().copy_(moved.redistribute(placements=parameter.placements).to_local())
+        computed = _assemble(part.contiguous(), parameter, layout)
+        own_part = computed.redistribute(placements=parameter.placements).to_local()
+        parameter.to_local().copy_(own_part)
 
 
-def zeros(parameter: Tensor, layout: TensorPlacements, dtype: torch.dtype, turned: bool) -> Tensor:
-    """Return zeros of the parameter's shape in that layout; with `turned` column by column."""
+def zeros(
+    parameter: Tensor, layout: TensorPlacements, dtype: torch.dtype, *, transposed: bool
+) -> Tensor:
+    """Return zeros of the parameter's shape in `layout`; with `transposed` a matrix lies in memory
+    column by column.
+    """
     part = local_part(parameter, layout)
-    shape = part.shape[::-1] if turned else part.shape
-    result = torch.zeros(shape, dtype=dtype, device=part.device)
-    result = result.mT if turned else result
+    if transposed:
+        result = torch.zeros(part.shape[::-1], dtype=dtype, device=part.device).mT
+    else:
+        result = torch.zeros(part.shape, dtype=dtype, device=part.device)
     return _assemble(result, parameter, layout) if isinstance(parameter, DTensor) else result
 
 
 def _assemble(part: Tensor, like: DTensor, layout: TensorPlacements) -> DTensor:
-    """Return the tensor of `like`'s shape of which this rank has that part in that layout."""
+    """Return a DTensor of `like`'s shape and mesh in `layout`, of which `part` is this rank's."""
     return DTensor.from_local(
         part, like.device_mesh, layout, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 def fill_moment(moment: Tensor, saved: Tensor) -> Tensor:
-    """Copy a saved moment, whole or sharded in any way, into this one; return it."""
+    """Copy a saved moment, whole or sharded in any way, into `moment`; return `moment`."""
     if not isinstance(moment, DTensor):
         return moment.copy_(saved.full_tensor() if isinstance(saved, DTensor) else saved)
     if not isinstance(saved, DTensor):

@@ -46,29 +46,36 @@ class ParameterStep:
         self.step_number = 0
 
     def _view(self, tensor: Tensor) -> Tensor:
+        """Return this rank's part with the first rotated axis last; a scalar becomes a vector."""
         tensor = local_part(tensor, self.layout)
-        return tensor.mT if self.transposed else tensor.view(1) if tensor.dim() == 0 else tensor
+        if self.transposed:
+            return tensor.mT
+        return tensor.view(1) if tensor.dim() == 0 else tensor
 
     def begin(self) -> None:
-        """Count the step, and let a learned basis see the gradient."""
+        """Count the step, and let learned rotations see the gradient.
+
+        Where one changes its basis, the first moment is carried to the new basis.
+        """
         self.state["step"] += 1
         self.step_number = self.state["step"].item()
         for side, rotation in enumerate(self.rotations):
             if isinstance(rotation, LearnedRotation):
                 grad = self.grad.to(self.exp_avg.dtype)
                 with torch.autocast(grad.device.type, enabled=False):
+                    # The first rotation is of the views' last axis, the second of the other.
                     change = rotation.learn(grad.mT if side == 1 else grad)
                     if change is not None:
                         moment = self.exp_avg.mT if side == 1 else self.exp_avg
                         moment.copy_(moment @ change)
 
     def end(self) -> None:
-        """Write a resharded weight back where it came from."""
+        """Write a weight that was resharded for the step back to the parameter."""
         part = self.weight.mT if self.transposed else self.weight
         write_back(self.parameter, part, self.layout)
 
     def into(self, grad: Tensor) -> Tensor:
-        """Return ḡ of rows of the gradient: contiguous, in the moments' dtype."""
+        """Return rows of the gradient in the rotated basis: contiguous, in the moments' dtype."""
         grad = grad.to(self.exp_avg.dtype).contiguous()
         if self.rotations:
             grad = self.rotations[0].into(grad)
@@ -82,46 +89,48 @@ class ParameterStep:
             step = self.rotations[1].back(step.mT.contiguous()).mT.contiguous()
         return self.rotations[0].back(step) if self.rotations else step
 
-    def rows(self) -> MomentRows:
-        """Return the weight, its gradient and its moments."""
+    def tensors(self) -> MomentRows:
+        """Return the weight, its gradient and its two moments, whole."""
         return self.weight, self.grad, self.exp_avg, self.exp_avg_sq
 
     def chunks(self) -> Iterator[MomentRows]:
-        """Yield rows of weight, gradient and moments, few enough to stay in cache."""
+        """Yield the same rows of weight, gradient and moments, few enough to stay in cache."""
+        # A second rotation is along the columns: it needs all rows at once.
         if len(self.rotations) == 2 or self.weight.numel() <= CHUNK:
-            yield self.rows()
+            yield self.tensors()
             return
-        rows = max(1, CHUNK * self.weight.shape[0] // self.weight.numel())
-        yield from zip(*(tensor.split(rows) for tensor in self.rows()), strict=True)
+        num_rows = max(1, CHUNK * self.weight.shape[0] // self.weight.numel())
+        yield from zip(*(tensor.split(num_rows) for tensor in self.tensors()), strict=True)
 
 
 def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
-    """Take the step of one group's jobs: "chunked", "foreach", or "auto", by their devices.
+    """Take the steps of parameters of one group.
 
-    "foreach" takes few kernels, which an accelerator likes, and temporaries as large as the
-    weights; "chunked" goes over each weight in pieces that stay in a core's cache.
+    `kernel` is "foreach", which launches few kernels over all weights, for an accelerator, with
+    temporaries as large as the weights; "chunked", which goes over each weight in pieces that stay
+    in a core's cache; or "auto", which chooses between them by the device.
     """
     alike: dict[tuple[torch.device, torch.dtype, int], list[ParameterStep]] = {}
     for job in jobs:
         job.begin()
         alike.setdefault((job.parameter.device, job.exp_avg.dtype, job.step_number), []).append(job)
-    for (device, _, _), some in alike.items():
+    for (device, _, _), alike_jobs in alike.items():
         with torch.autocast(device.type, enabled=False):
             if kernel == "foreach" or (kernel == "auto" and device.type != "cpu"):
-                _update(some, [job.rows() for job in some])
+                _update(alike_jobs, [job.tensors() for job in alike_jobs])
             else:
-                for job in some:
-                    for part in job.chunks():
-                        _update([job], [part])
-        for job in some:
+                for job in alike_jobs:
+                    for chunk in job.chunks():
+                        _update([job], [chunk])
+        for job in alike_jobs:
             job.end()
 
 
 def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:
-    """Move the moments by ḡ, and the weights: θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
+    """Update moments and weights in place: θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
 
-    The jobs are of one group, dtype and count of steps. A weight that is narrower than its moments
-    is rounded once.
+    `parts` are the rows of each job that are updated now. The jobs are of one group, dtype and
+    count of steps. A weight in a narrower dtype than its moments is rounded once.
     """
     weights, grads, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in zip(*parts, strict=True))
     first = jobs[0]

@@ -21,8 +21,8 @@ class Rotation(Variant, ABC):
     after them. A row of a matrix here is the paper's vector g, so both act on the last axis; the
     optimizer turns a weight whose rotated axis comes first.
 
-    A subclass's constructor takes the rotation's own options, and `drawn` returns a copy at a
-    width. Another file in this folder adds the rotation of its name.
+    A subclass's constructor takes the rotation's own options; `for_width` returns a copy at a
+    width, whose tensors `draw` makes. Another file in this folder adds the rotation of its name.
     """
 
     def for_width(
@@ -65,7 +65,7 @@ class Rotation(Variant, ABC):
         """Return the bytes that one rotation of this width holds."""
 
     def making_memory(self, width: int, itemsize: int) -> int:
-        """Return the bytes that making one of this width needs for a moment, on top of those."""
+        """Return the bytes that making one rotation needs for a while, beside those it holds."""
         return 0
 
 
@@ -76,17 +76,17 @@ class LearnedRotation(Rotation):
     def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
         """Take in one gradient; return the change of basis, or None where the basis stays.
 
-        Where it moves from Q to Q' the change is Q Q'ᵀ, by which a moment held in the old basis is
-        multiplied from the right.
+        From the basis Q to Q' the change is Q Q'ᵀ: the caller multiplies a moment that it holds in
+        the old basis by it from the right.
         """
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors a checkpoint must hold, by name; `learn` writes them in place."""
+        """Return the tensors a checkpoint must hold, by name; `learn` changes them in place."""
 
 
 def rotation_of(rotation: str | Rotation) -> Rotation:
-    """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`."""
+    """Return the rotation that is given itself, or as an expression: `block_diagonal(size=32)`."""
     return rotation if isinstance(rotation, Rotation) else build("optim.rotations", rotation)
 
 
@@ -122,6 +122,7 @@ class SignedPermutation(Rotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
+        """Draw a random order of the coordinates, and a random sign for each."""
         order = torch.randperm(width, generator=generator, device="cpu")
         self.order = order.to(device)
         self.inverse = order.argsort().to(device)

@@ -1,5 +1,7 @@
 """Small uniformly random rotations side by side: cheap, but no coordinate leaves its block."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,13 +31,16 @@ class BlockDiagonal(Rotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Draw Haar matrices for blocks of at most `size`, as equal as they can be."""
-        count = -(-width // self.size)
-        narrow, wider = divmod(width, count)
-        self.split = wider * (narrow + 1)
+        """Draw a Haar matrix for each block: at most `size` wide, and as equal as they can be.
+
+        The blocks that are wider by one come first; `split` is the number of columns in them.
+        """
+        num_blocks = math.ceil(width / self.size)
+        narrow, num_wider = divmod(width, num_blocks)
+        self.split = num_wider * (narrow + 1)
         self.blocks = tuple(
             torch.stack([haar_matrix(n, generator) for _ in range(number)]).to(device, dtype)
-            for n, number in ((narrow + 1, wider), (narrow, count - wider))
+            for n, number in ((narrow + 1, num_wider), (narrow, num_blocks - num_wider))
             if number > 0
         )
 
@@ -48,13 +53,13 @@ class BlockDiagonal(Rotation):
     def _apply(self, rows: Float[Tensor, "R n"], *, transpose: bool) -> Float[Tensor, "R n"]:
         """Multiply every block of columns by its matrix, or by the transpose."""
         parts = (rows[:, : self.split], rows[:, self.split :]) if self.split else (rows,)
-        turned: list[Tensor] = []
+        rotated: list[Tensor] = []
         for part, blocks in zip(parts, self.blocks, strict=True):
             number, size, _ = blocks.shape
             by_block = part.reshape(-1, number, size).transpose(0, 1)
             product = torch.bmm(by_block, blocks.mT if transpose else blocks)
-            turned.append(product.transpose(0, 1).reshape(-1, number * size))
-        return turned[0] if len(turned) == 1 else torch.cat(turned, dim=-1)
+            rotated.append(product.transpose(0, 1).reshape(-1, number * size))
+        return rotated[0] if len(rotated) == 1 else torch.cat(rotated, dim=-1)
 
     def memory(self, width: int, itemsize: int) -> int:
         return width * min(width, self.size) * itemsize

@@ -34,6 +34,7 @@ class Eigenbasis(LearnedRotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
+        """Start at the identity, before any gradient: nothing is random."""
         self.basis = torch.eye(width, device=device, dtype=dtype)
         self.covariance = torch.zeros(width, width, device=device, dtype=dtype)
         self.seen = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -45,14 +46,18 @@ class Eigenbasis(LearnedRotation):
         return step @ self.basis
 
     def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
-        """Update the mean of GᵀG; every `every` steps return the change of basis, else None."""
-        first = self.seen.item() == 0
+        """Update the mean of gᵀg; at the first gradient, and then every `every` steps, move the
+        basis to its eigenvectors and return the change of basis. Return None in other steps.
+        """
+        is_first = self.seen.item() == 0
         self.seen += 1
-        self.covariance.lerp_(grad.mT @ grad, 1.0 if first else 1 - self.beta)
-        if first:
+        self.covariance.lerp_(grad.mT @ grad, 1.0 if is_first else 1 - self.beta)
+        if is_first:
+            # eigh's eigenvalues ascend: the largest comes first.
             vectors = torch.linalg.eigh(self.covariance).eigenvectors.flip(-1)
         elif self.seen.item() % self.every == 0:
             vectors, r = torch.linalg.qr(self.covariance @ self.basis.mT)
+            # QR's signs are arbitrary: each vector stays near the one before.
             vectors = vectors * torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
         else:
             return None

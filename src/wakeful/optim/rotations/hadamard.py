@@ -29,6 +29,7 @@ class Hadamard(Rotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
+        """Draw the signs S; the factors of F are the same for every weight of this width."""
         self.signs = random_signs(width, generator).to(device, dtype)
         self.factors = transform_factors(width, device, dtype)
 
