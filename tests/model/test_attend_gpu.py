@@ -79,10 +79,10 @@ def test_on_a_gpu_the_fused_kernels_are_taken():
     odd = torch.empty(1, 4, 2, 12, device="cuda", dtype=torch.bfloat16)
     keep = torch.ones(1, 4, 4, device="cuda", dtype=torch.bool)
     kernels = softmax1._stock_kernels
-    leads = softmax1._cudnn_leads(q.device.index)
-    first = softmax1._cudnn_forward if leads else softmax1._flash_forward
+    prefers_cudnn = softmax1._prefers_cudnn(q.device.index)
+    first = softmax1._cudnn_forward if prefers_cudnn else softmax1._flash_forward
     chosen = torch._fused_sdp_choice(*[q.transpose(1, 2)] * 3, None, 0.0, True)
-    assert leads == (chosen == SDPBackend.CUDNN_ATTENTION.value)
+    assert prefers_cudnn == (chosen == SDPBackend.CUDNN_ATTENTION.value)
     assert kernels(q, None)[0] is first
     assert kernels(q[:, :1], None)[0] is softmax1._flash_forward
     assert kernels(q, keep)[0] is softmax1._efficient_forward

@@ -27,7 +27,7 @@ _LAYER = re.compile(r"((?:[^.0-9][^.]*\.)*)([0-9]+)\.(.+)")
 def inherit_layers(
     state_dict: Mapping[str, Tensor], layers: int | Sequence[int], *, stack: str = ""
 ) -> dict[str, Tensor]:
-    """Return the weights of a model that has only these layers, numbered from 0.
+    """Return the weights of a model that has only `layers` of a larger one, numbered anew from 0.
 
     Args:
         state_dict: weights by name. Tensors are shared with it, not copied.
@@ -40,7 +40,7 @@ def inherit_layers(
         ValueError: there is no stack, several to choose from, or no such layer.
     """
     matches = {name: _LAYER.fullmatch(name) for name in state_dict}
-    stacks: dict[str, set[int]] = {}
+    stacks: dict[str, set[int]] = {}  # the numbers of each stack's layers
     for match in filter(None, matches.values()):
         stacks.setdefault(match[1], set()).add(int(match[2]))
     if not stack and len(stacks) == 1:
@@ -60,7 +60,7 @@ def inherit_layers(
         if match is None or match[1] != stack:
             result[name] = tensor
             continue
-        for number, layer in enumerate(kept):
+        for new_number, layer in enumerate(kept):
             if layer == int(match[2]):
-                result[f"{stack}{number}.{match[3]}"] = tensor
+                result[f"{stack}{new_number}.{match[3]}"] = tensor
     return result

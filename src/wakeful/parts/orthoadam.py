@@ -72,15 +72,16 @@ class OrthoAdam(torch.optim.Optimizer):
         seed: int = 0,
         axes: Mapping[str, int] | None = None,
     ) -> None:
-        """Take over parameters, or a model: its names tell which axis is rotated."""
+        """Choose each matrix's rotated axis, by its name; a model names its parameters itself."""
         if rotation not in ("hadamard", "haar"):
             raise ValueError(f"rotation={rotation!r} is not 'hadamard' or 'haar'")
         self.axes, self._kind, self._seed = dict(axes or {}), rotation, seed
         self._rotated: dict[Tensor, RotatedParameter] = {}
         if isinstance(params, nn.Module):
             for name, part in params.named_modules():
-                if type(part).__name__ == "Conv1D":  # of Transformers' GPT-2, stored as (in, out)
-                    self.axes.setdefault(f"{name}.weight", int(writes(f"{name}.weight")))
+                # Transformers' GPT-2 stores (in, out): outputs are axis 1, inputs axis 0.
+                if type(part).__name__ == "Conv1D":
+                    self.axes.setdefault(f"{name}.weight", 1 if writes(f"{name}.weight") else 0)
             params = params.named_parameters()
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -92,14 +93,18 @@ class OrthoAdam(torch.optim.Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and choose the rotated axis of each of its matrices."""
+        """Add a group, choose the rotated axis of each of its matrices, and describe the rotations
+        in the group, for checkpoints.
+        """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        numbered = (f"parameter {n}" for n in range(len(self._rotated), 1 << 60))
-        for full_name, parameter in zip(group.get("param_names", numbered), group["params"]):  # noqa: B905
-            name = re.sub(r"(?<![^.])(?:module|_orig_mod)\.", "", full_name)  # DDP, torch.compile
-            matrix = parameter.dim() == 2
-            axis = self.axes.setdefault(name, 0 if writes(name) else 1) if matrix else None
+        names = group.get("param_names")
+        for number, parameter in enumerate(group["params"]):
+            name = names[number] if names else f"parameter {len(self._rotated)}"
+            name = re.sub(r"(?<![^.])(?:module|_orig_mod)\.", "", name)  # DDP, torch.compile
+            axis = None
+            if parameter.dim() == 2:
+                axis = self.axes.setdefault(name, 0 if writes(name) else 1)
             self._rotated[parameter] = RotatedParameter(name, axis, self._kind, self._seed)
         group["rotations"] = [self._rotated[p].describe(p) for p in group["params"]]
 
@@ -109,18 +114,19 @@ class OrthoAdam(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
-            alike: dict[Any, list[Any]] = {}
+            alike: dict[Any, list[Any]] = {}  # what one call of `adam_step` can take together
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    rotated, state = self._rotated[parameter], self.state[parameter]
-                    rotated.make(parameter)
-                    if "step" not in state:
-                        state["step"] = torch.tensor(0.0, device="cpu")
-                        state["exp_avg"] = rotated.moment(parameter)
-                        state["exp_avg_sq"] = rotated.moment(parameter)
-                    state["step"] += 1
-                    key = (parameter.device, state["exp_avg"].dtype, state["step"].item())
-                    alike.setdefault(key, []).append((rotated, parameter, state))
+                if parameter.grad is None:
+                    continue
+                rotated, state = self._rotated[parameter], self.state[parameter]
+                rotated.make(parameter)
+                if "step" not in state:
+                    state["step"] = torch.tensor(0.0, device="cpu")
+                    state["exp_avg"] = rotated.moment(parameter)
+                    state["exp_avg_sq"] = rotated.moment(parameter)
+                state["step"] += 1
+                key = (parameter.device, state["exp_avg"].dtype, state["step"].item())
+                alike.setdefault(key, []).append((rotated, parameter, state))
             options = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
             for (device, dtype, count), jobs in alike.items():
                 with torch.autocast(device.type, enabled=False):
@@ -135,7 +141,9 @@ class OrthoAdam(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load moments saved with the same names, seed and rotation, at their own precision."""
+        """Load moments saved with the same names, seed and rotation (ValueError if they differ), at
+        their own precision: torch would cast them to the parameter's dtype.
+        """
         groups = list(zip(state_dict["param_groups"], self.param_groups, strict=True))
         if any(saved.get("rotations") != group["rotations"] for saved, group in groups):
             raise ValueError("the state was saved with other names, seeds, axes or rotations")
@@ -143,7 +151,7 @@ class OrthoAdam(torch.optim.Optimizer):
         for saved, group in groups:
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 for name, value in state_dict["state"].get(key, {}).items():
-                    if name != "step":  # torch casts moments to the parameter's dtype
+                    if name != "step":
                         moment = self._rotated[parameter].moment(parameter)
                         self.state[parameter][name] = moment.copy_(value)
 
@@ -154,7 +162,10 @@ def writes(name: str) -> bool:
 
 
 class RotatedParameter:
-    """A parameter's name and rotated axis, None for none, and its Q, made at its first step."""
+    """A parameter's name and rotated axis, None for none, and its Q, made at its first step.
+
+    `into` rotates rows g (R, n) to g Qᵀ, `back` rows s̄ to s̄ Q.
+    """
 
     def __init__(self, name: str, axis: int | None, kind: str, seed: int) -> None:
         self.name, self.axis, self.kind, self.seed = name, axis, kind, seed
@@ -162,12 +173,14 @@ class RotatedParameter:
         self.made_for: Any = None
 
     def describe(self, parameter: Tensor) -> list[dict[str, Any]]:
-        """Return the rotation for a checkpoint: no matrices."""
+        """Return the rotation for a checkpoint, without Q; [] where none is rotated."""
+        if self.axis is None:
+            return []
         entry = {"kind": self.kind, "seed": self.seed, "name": self.name, "axis": self.axis}
-        return [] if self.axis is None else [entry | {"width": parameter.shape[self.axis]}]
+        return [entry | {"width": parameter.shape[self.axis]}]
 
     def make(self, parameter: Tensor) -> None:
-        """Make Q on the parameter's device: `into` gives g Qᵀ of rows g (R, n), `back` s̄ Q."""
+        """Make Q for the parameter's device and its moments' dtype, unless it is made already."""
         made_for = (parameter.device, moment_dtype(parameter))
         if self.axis is None or self.made_for == made_for:
             return
@@ -202,9 +215,10 @@ def adam_step(
     back: list[Callable[[Tensor], Tensor]], *, lr: float, betas: tuple[float, float], eps: float,
     weight_decay: float, count: float,
 ) -> None:  # fmt: skip
-    """Update moments by rotated gradients, then θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
+    """Update moments by rotated gradients, then θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε), in place.
 
-    `back` holds each weight's Qᵀ. A weight in a narrower type than its moments is rounded once.
+    `back` holds a function for each weight, which applies Qᵀ; `count` is t, the steps with this
+    one. A weight in a narrower type than its moments is rounded once.
     """
     beta1, beta2 = betas
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
@@ -216,20 +230,22 @@ def adam_step(
     torch._foreach_add_(roots, float(eps))
     steps = torch._foreach_div(exp_avgs, roots)
     del roots
-    steps = [turn(step) for turn, step in zip(back, steps, strict=True)]
+    steps = [rotate_back(step) for rotate_back, step in zip(back, steps, strict=True)]
     wide = [weight.to(step.dtype) for weight, step in zip(weights, steps, strict=True)]
     if weight_decay != 0:
         torch._foreach_mul_(wide, 1 - float(lr) * weight_decay)
+    # m̂ = m̄ / (1 − β₁ᵗ): a factor of all of the step.
     torch._foreach_add_(wide, steps, alpha=-float(lr) / (1 - beta1**count))
     for weight, updated in zip(weights, wide, strict=True):
-        if updated is not weight:
+        if updated is not weight:  # `to` copied a narrower weight
             weight.copy_(updated)
 
 
 def generator_for(seed: int, name: str, axis: int) -> torch.Generator:
     """Return the CPU generator of one rotation, seeded by a hash of (seed, name, axis)."""
     digest = hashlib.sha256(f"{seed}\x1f{name}\x1f{axis}".encode()).digest()
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    positive = int.from_bytes(digest[:8], "big") >> 1  # 63 bits
+    return torch.Generator(device="cpu").manual_seed(positive)
 
 
 def haar_matrix(width: int, generator: torch.Generator) -> Tensor:
@@ -248,6 +264,7 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
     the Hartley transform of that width by FFT.
     """
     shape = groups, width = rows.shape
+    # A Kronecker product acts on n = Π sizes as one factor after the other, each on its own axis.
     for factor in factors:
         size = factor if isinstance(factor, int) else factor.shape[0]
         width //= size
@@ -255,7 +272,7 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
         if isinstance(factor, int):
             spectrum = torch.fft.fft(blocks, dim=1, norm="ortho")
             transformed = spectrum.real - spectrum.imag
-        elif width == 1:
+        elif width == 1:  # the innermost factor: one product for all groups
             transformed = blocks[..., 0] @ factor
         else:
             transformed = torch.bmm(factor.expand(groups, size, size), blocks)
@@ -266,30 +283,36 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
 @functools.cache
 @torch.inference_mode(False)  # they are kept, and autograd refuses tensors made in that mode
 def transform_factors(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return the Kronecker factors of F, outermost first; each is symmetric and orthogonal."""
-    odd = width // (width & -width)
-    power = width // odd
+    """Return the Kronecker factors of F, outermost first; each is symmetric and orthogonal.
+
+    F is a Hartley transform of the width's odd part ⊗ a Walsh–Hadamard transform of its power of 2,
+    cut into factors that multiply fastest. An int stands for an odd factor that goes by FFT.
+    """
+    power = width & -width  # the largest power of 2 that divides the width
+    odd = width // power
     if odd > LARGEST_DENSE:
         rest = transform_factors(power, device, dtype) if power > 1 else ()
         return (odd, *rest)
-    if width <= LARGEST_FACTOR or power < TAIL:
+    if width <= LARGEST_FACTOR or power < TAIL:  # too small to cut off a factor of `TAIL`
         if width <= LARGEST_DENSE:
             return (_factor(odd, power, device, dtype),)
         return (_factor(odd, 1, device, dtype), _factor(1, power, device, dtype))
-    bits = (power // TAIL).bit_length() - 1
-    sizes: list[tuple[int, int]] = []
+    bits = (power // TAIL).bit_length() - 1  # power = 2^bits · TAIL
+    sizes: list[tuple[int, int]] = []  # (odd part, power of 2) of each factor
     if odd << bits <= LARGEST_FACTOR or bits < 3:
         sizes.append((odd, 1 << bits))
     else:
         if odd > 1:
             sizes.append((odd, 1))
-        pieces = -(-bits // 5)
+        pieces = math.ceil(bits / 5)  # each of 2⁵ at most, as equal as they can be
         sizes += [(1, 2 ** (bits // pieces + (i < bits % pieces))) for i in range(pieces)]
     return tuple(_factor(m, p, device, dtype) for m, p in (*sizes, (1, TAIL)) if m * p > 1)
 
 
 def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return C_odd ⊗ H_power, normalized, computed in float64 and rounded once."""
+    """Return C_odd ⊗ H_power, Hartley ⊗ Walsh–Hadamard, made orthogonal: computed in float64 and
+    rounded once.
+    """
     hadamard, pair = torch.ones(1, 1, **EXACT), torch.tensor([[1.0, 1.0], [1.0, -1.0]], **EXACT)
     while hadamard.shape[0] < power:
         hadamard = torch.kron(hadamard, pair)

@@ -21,5 +21,5 @@ class RMSNormSingle(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized states (…, width), in the dtype they came in."""
+        """Return the normalized states (…, width), in the dtype of `x`."""
         return F.rms_norm(x, (self.width,), None, self.eps) * self.weight.to(x.dtype)

@@ -66,10 +66,12 @@ def softmax1_attention(
             f"softmax-1 has no fused kernel for {q.dtype} on {q.device.type}: use float32, "
             "bfloat16 or float16 there (float64 runs on the CPU)"
         )
-    sink = q.new_zeros(q.shape[2]) if sink is None else sink
-    scale = math.pow(q.shape[-1], -0.5) if scale is None else scale
-    causal = causal and keep is None and q.shape[1] > 1
-    if causal and q.shape[1] != k.shape[1]:
+    if sink is None:
+        sink = q.new_zeros(q.shape[2])
+    if scale is None:
+        scale = math.pow(q.shape[-1], -0.5)
+    causal = causal and keep is None and q.shape[1] > 1  # a single query, the last, sees all keys
+    if causal and q.shape[1] != k.shape[1]:  # kernels align the first query with the first key
         keep, causal = _causal_mask(q.shape[1], k.shape[1], q.device), False
     out = attend_with_sink(q, k, v, sink, keep, causal, scale)
     return out.transpose(1, 2) if layout == "BHLd" else out
@@ -82,21 +84,27 @@ def sink_softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
     so that no gradient goes through it. The precision is the logits'. A query whose logits are all
     −∞ gets zero weights. The sink s is (H,) or, for each query, (B, L, H); None is −∞.
     """
-    top = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
-    extra = torch.zeros_like(top)
+    # m; not −∞, for −∞ − (−∞) is NaN.
+    largest = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
+    sink_term = torch.zeros_like(largest)
     if sink is not None:
         column = _by_query(sink).unsqueeze(-1).to(logits.dtype)
-        top = torch.maximum(top, column.detach())
-        extra = torch.exp(column - top)
-    exponentials = torch.exp(logits - top)
-    total = extra + exponentials.sum(-1, keepdim=True)
+        largest = torch.maximum(largest, column.detach())
+        sink_term = torch.exp(column - largest)
+    exponentials = torch.exp(logits - largest)
+    total = sink_term + exponentials.sum(-1, keepdim=True)
     return exponentials / total.masked_fill(total == 0, 1.0)
 
 
 def attend_with_sink(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """Return attention (B, L, H, d) with one more logit `sink` (H,), by formula in `torch.func`."""
+    """Return attention (B, L, H, d) with one more logit, `sink` (H,) or (B, L, H), in each query's
+    denominator.
+
+    q, k and v are (B, L or S, heads, d); `keep` is True where a query sees a key, None without a
+    mask. Inside `torch.func`'s transforms it goes by the formula, which they can transform.
+    """
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return _by_definition(q, k, v, sink, keep, causal, scale)
     return SinkAttention.apply(q, k, v, sink, keep, causal, scale)[0]  # pyright: ignore
@@ -112,20 +120,24 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, v, sink, keep, causal, scale):
+        """Return the output, and lse' = log(e^lse + e^s), of which backward makes the weights as
+        e^{x − lse'}: +∞, so that they are zero, where a query sees neither a key nor a sink.
+        """
         heads = [x.transpose(1, 2) for x in (q, k, v)]
-        out, lse = _stock_kernels(q, keep)[0](*heads, keep=keep, causal=causal, scale=scale)
+        kernel, _ = _stock_kernels(q, keep)
+        out, lse = kernel(*heads, keep=keep, causal=causal, scale=scale)
         sink = _by_query(sink).to(lse.dtype)
         if keep is not None:
             # Kernels disagree about a query that sees nothing; its output is zero by definition.
-            blind = ~keep.any(-1).unsqueeze(1)
-            lse = lse.masked_fill(blind, -math.inf)
-            out = out.masked_fill(blind.unsqueeze(-1), 0.0)
+            sees_nothing = ~keep.any(-1).unsqueeze(1)
+            lse = lse.masked_fill(sees_nothing, -math.inf)
+            out = out.masked_fill(sees_nothing.unsqueeze(-1), 0.0)
         lse_with_sink = torch.logaddexp(lse, sink)
         remainder = torch.sigmoid(lse - sink)  # e^{lse − lse_with_sink}, unrounded
         if keep is not None:
-            empty = lse_with_sink == -math.inf  # then output and weights are zero
-            remainder = remainder.masked_fill(empty, 0.0)
-            lse_with_sink = lse_with_sink.masked_fill(empty, math.inf)
+            is_empty = lse_with_sink == -math.inf
+            remainder = remainder.masked_fill(is_empty, 0.0)
+            lse_with_sink = lse_with_sink.masked_fill(is_empty, math.inf)
         return (out * remainder.unsqueeze(-1).to(out.dtype)).transpose(1, 2), lse_with_sink
 
     @staticmethod
@@ -136,22 +148,26 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients of q, k, v and the sink, and None for `keep`, `causal`, `scale`."""
         q, k, v, sink, keep, out, lse = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]  # one may make another
+        # With create_graph=True the gradient itself is differentiated, which kernels are not.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Views, for an input may have been computed from another one.
+            inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]
             out = _by_definition(*inputs, keep=keep, causal=ctx.causal, scale=ctx.scale)
             needed = [tensor for tensor in inputs if tensor.requires_grad]
             grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
             return *(next(grads) if x.requires_grad else None for x in inputs), None, None, None
         heads = [x.transpose(1, 2) for x in (grad, q, k, v, out)]
         options = {"lse": lse, "keep": keep, "causal": ctx.causal, "scale": ctx.scale}
-        grad_heads = _stock_kernels(q, keep)[1](*heads, **options)
+        _, kernel = _stock_kernels(q, keep)
+        grad_heads = kernel(*heads, **options)
         grad_sink = None
-        if ctx.needs_input_grad[3]:
+        if ctx.needs_input_grad[3]:  # ds = − e^{s − lse'} · Σ dO ∘ out', see above
             inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)
-            shared = -torch.exp(_by_query(sink).to(lse.dtype) - lse) * inner
-            shared = shared.transpose(1, 2) if sink.dim() == 3 else shared.sum((0, 2))
-            grad_sink = shared.to(sink.dtype)
+            by_query = -torch.exp(_by_query(sink).to(lse.dtype) - lse) * inner
+            grad_sink = by_query.transpose(1, 2) if sink.dim() == 3 else by_query.sum((0, 2))
+            grad_sink = grad_sink.to(sink.dtype)
         return *(x.transpose(1, 2) for x in grad_heads), grad_sink, None, None, None
 
 
@@ -161,13 +177,13 @@ def _by_definition(
     """Return `attend_with_sink` by the L × S matrix of weights, in float32 or wider."""
     if keep is None and causal:
         keep = _causal_mask(q.shape[1], k.shape[1], q.device)
-    exact = torch.promote_types(q.dtype, torch.float32)
+    wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         k, v = (heads.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for heads in (k, v))
-        logits = torch.einsum("blhd,bshd->bhls", q.to(exact), k.to(exact)) * scale
+        logits = torch.einsum("blhd,bshd->bhls", q.to(wide), k.to(wide)) * scale
         if keep is not None:
             logits = logits.masked_fill(~keep.unsqueeze(1), -math.inf)
-        return torch.einsum("bhls,bshd->blhd", sink_softmax(logits, sink), v.to(exact)).to(q.dtype)
+        return torch.einsum("bhls,bshd->blhd", sink_softmax(logits, sink), v.to(wide)).to(q.dtype)
 
 
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -181,20 +197,24 @@ def _by_query(sink: Tensor) -> Tensor:
 
 
 def _stock_kernels(q: Tensor, keep: Tensor | None):
-    """Choose the stock forward and backward kernels that share a log-sum-exp."""
+    """Return the fastest pair (forward, backward) of torch's kernels for these queries and mask.
+
+    Both share a log-sum-exp. cuDNN's and flash attention take 16-bit heads of some widths, without
+    a mask; the memory-efficient kernel takes the rest.
+    """
     if q.device.type == "cpu":
         return _cpu_forward, _cpu_backward
     width = q.shape[-1]
-    plain = q.dtype in (torch.float16, torch.bfloat16) and keep is None and width % 8 == 0
-    if plain and width <= 128 and q.shape[1] > 1 and _cudnn_leads(q.device.index):
+    is_simple = q.dtype in (torch.float16, torch.bfloat16) and keep is None and width % 8 == 0
+    if is_simple and width <= 128 and q.shape[1] > 1 and _prefers_cudnn(q.device.index):
         return _cudnn_forward, _cudnn_backward
-    if plain and width <= 256 and _has_flash(q.device.index):
+    if is_simple and width <= 256 and _has_flash(q.device.index):
         return _flash_forward, _flash_backward
     return _efficient_forward, _efficient_backward
 
 
 @torch.compiler.assume_constant_result
-def _cudnn_leads(index: int | None) -> bool:
+def _prefers_cudnn(index: int | None) -> bool:
     """Return True if torch's own attention prefers cuDNN's kernel on this GPU (Hopper, B200)."""
     return (
         torch.version.hip is None
@@ -238,10 +258,10 @@ def _cudnn_forward(q, k, v, keep, causal, scale):
 
 
 def _cudnn_backward(grad, q, k, v, out, lse, keep, causal, scale):
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)  # read for dropout alone
+    unused_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of dropout
     return _aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse.unsqueeze(-1), seed, seed, None, None, None, q.shape[2],
-        k.shape[2], 0.0, causal, scale=scale,
+        grad, q, k, v, out, lse.unsqueeze(-1), unused_seed, unused_seed, None, None, None,
+        q.shape[2], k.shape[2], 0.0, causal, scale=scale,
     )  # fmt: skip
 
 
@@ -251,15 +271,16 @@ def _flash_forward(q, k, v, keep, causal, scale):
 
 def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
     # Without dropout the kernel never reads its random state, but it wants the tensors.
-    state, unused = (torch.zeros(n, dtype=torch.uint64, device=q.device) for n in ((2,), ()))
+    seed, offset = (torch.zeros(n, dtype=torch.uint64, device=q.device) for n in ((2,), ()))
     return _aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, unused,
+        grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, offset,
         scale=scale,
     )  # fmt: skip
 
 
 def _efficient_forward(q, k, v, keep, causal, scale):
     width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
+    # The kernel wants as many key heads as query heads, and aligned widths.
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     q, k, v = map(_aligned, (q, k, v))
     out, lse, _, _ = _aten._scaled_dot_product_efficient_attention(
@@ -273,11 +294,12 @@ def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
     width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
-    out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel never asks for its strides
-    state = torch.zeros((), dtype=torch.int64, device=q.device)
-    padded = F.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
+    # The kernel takes (B, L, H, d) in memory for granted, and whole blocks of 32 queries.
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    padded_lse = F.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
+    unused_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of dropout
     grad_q, grad_k, grad_v, _ = _aten._scaled_dot_product_efficient_attention_backward(
-        grad, q, k, v, _padded_bias(keep, q), out, padded, state, state, 0.0,
+        grad, q, k, v, _padded_bias(keep, q), out, padded_lse, unused_seed, unused_seed, 0.0,
         [True, True, True, False], causal, scale=scale,
     )  # fmt: skip
     grad_k, grad_v = (x.unflatten(1, (groups, repeats)).sum(2) for x in (grad_k, grad_v))
@@ -285,7 +307,7 @@ def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
 
 
 def _aligned(heads: Tensor) -> Tensor:
-    """Return heads with columns of zeros up to a multiple of 8, which is what the kernel loads."""
+    """Return heads with columns of zeros up to a multiple of 8: the kernel loads 8 at a time."""
     missing = -heads.shape[-1] % 8
     return F.pad(heads, (0, missing)) if missing else heads
 

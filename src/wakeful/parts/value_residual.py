@@ -97,8 +97,8 @@ def add_value_residuals(
     computes one batch at a time; with activation checkpointing use `use_reentrant=False`.
 
     Args:
-        projections: the modules that give V_n (…, width), or a tuple that ends in it, in the order
-            of their layers.
+        projections: the modules that return V_n (…, width), or a tuple whose last is V_n, in the
+            order of their layers.
         mode, scale, init: as `ValueResidual` takes them; "shared" needs an attention of its own.
         columns: where V_n lies in the output, if that holds queries and keys too.
 
@@ -107,7 +107,7 @@ def add_value_residuals(
     """
     if mode == "shared":
         raise ValueError("shared values leave projections out: use ValueResidual in the attention")
-    first: list[Tensor | None] = [None]
+    first: list[Tensor | None] = [None]  # V_1 of the running forward pass, shared by all hooks
     for layer, projection in enumerate(projections):
         if hasattr(projection, "value_residual"):
             raise ValueError(f"the value projection of layer {layer} has a value residual already")
@@ -120,16 +120,16 @@ def add_value_residuals(
 def _mix_output(
     projection: Any, _: Any, output: Any, *, first: list[Any], columns: slice | None
 ) -> Any:
-    """Replace the values in a projection's output by their mix with the first layer's.
+    """Return a projection's output with its values mixed with the first layer's: a forward hook.
 
-    A hook: `first` holds V_1 of this forward pass, `columns` says where values lie in a joint
-    output.
+    `first` holds V_1 of this forward pass, which layer 0 puts there. Values are the last item of a
+    tuple, the `columns` of a joint output, or all of it.
     """
     if isinstance(output, tuple):
         mixed, first[0] = projection.value_residual(output[-1], first[0])
         return (*output[:-1], mixed)
-    part = output if columns is None else output[..., columns]
-    mixed, first[0] = projection.value_residual(part, first[0])
+    values = output if columns is None else output[..., columns]
+    mixed, first[0] = projection.value_residual(values, first[0])
     if columns is None:
         return mixed
     return torch.cat([output[..., : columns.start], mixed, output[..., columns.stop :]], -1)
@@ -147,16 +147,18 @@ class SharedValueCache:
         self.values: Tensor | None = None
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new tokens' keys, and values in layer 0; return all of both so far."""
-        earlier = [] if layer not in self.keys else [self.keys[layer]]
-        self.keys[layer] = torch.cat([*earlier, keys], self.axis)
+        """Append new tokens' keys, and in layer 0 their values, which all layers share; return this
+        layer's keys and the shared values, of all tokens so far.
+        """
+        earlier_keys = [self.keys[layer]] if layer in self.keys else []
+        self.keys[layer] = torch.cat([*earlier_keys, keys], self.axis)
         if layer == 0:
-            earlier = [] if self.values is None else [self.values]
-            self.values = torch.cat([*earlier, values], self.axis)
+            earlier_values = [] if self.values is None else [self.values]
+            self.values = torch.cat([*earlier_values, values], self.axis)
         assert self.values is not None, "layer 0 comes first"
         return self.keys[layer], self.values
 
     def nbytes(self) -> int:
-        """Return the bytes that are held."""
-        held = [*self.keys.values(), *([] if self.values is None else [self.values])]
-        return sum(tensor.nbytes for tensor in held)
+        """Return the bytes of all keys and values that are held."""
+        num_bytes = sum(keys.nbytes for keys in self.keys.values())
+        return num_bytes + (0 if self.values is None else self.values.nbytes)
