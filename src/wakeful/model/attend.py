@@ -50,18 +50,21 @@ def attend(
     Raises:
         WakefulError: no fused kernel gives the log-sum-exp for this dtype and device.
     """
-    q, k, v = _one_dtype(q, k, v)
+    q, k, v = _to_autocast_dtype(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
+    # Kernels are causal without a mask only where queries and keys are as many.
     if keep is None and copies == 1 and queries == keys:
         out = _run_kernel(q, k, v, sink, None, True, scale)
-        if prefix > 1:
+        if prefix > 1:  # the first tokens, which see each other, are attended to again
             first = slice(0, min(prefix, keys))
-            sink = sink[:, first] if sink is not None and sink.dim() == 3 else sink
+            if sink is not None and sink.dim() == 3:
+                sink = sink[:, first]
             relaxed = _run_kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
             out = torch.cat([relaxed, out[:, relaxed.shape[1] :]], dim=1)
         return out
+    # A single query, the last token, sees all keys: it needs no mask.
     if keep is None and (copies > 1 or queries > 1):
-        keep = _causal(q, k, prefix, copies)
+        keep = _mask_copies(q, k, prefix, copies)
     return _run_kernel(q, k, v, sink, keep, False, scale)
 
 
@@ -76,19 +79,21 @@ def attend_by_definition(
     keep: Bool[Tensor, "#B L S"] | None = None,
     copies: int = 1,
 ) -> Float[Tensor, "B L H d"]:
-    """Return `attend` for weights of any form, by the L × S matrix.
+    """Return attention as `attend` does, for weights of any form, by the L × S matrix.
 
     `weigh` makes weights (B, H, L, S) of masked logits (−∞ for no attention) in float32 or wider.
     """
-    q, k, v = _one_dtype(q, k, v)
-    keep = _causal(q, k, prefix, copies) if keep is None else keep
-    exact = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = _to_autocast_dtype(q, k, v)
+    if keep is None:
+        keep = _mask_copies(q, k, prefix, copies)
+    wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        out, _ = _weigh_values(q.to(exact), k.to(exact), v.to(exact), weigh, scale, keep)
+        out, _ = _weigh_values(q.to(wide), k.to(wide), v.to(wide), weigh, scale, keep)
     return out.to(q.dtype)
 
 
-def _causal(q: Tensor, k: Tensor, prefix: int, copies: int) -> Bool[Tensor, "1 L S"]:
+def _mask_copies(q: Tensor, k: Tensor, prefix: int, copies: int) -> Bool[Tensor, "1 L S"]:
+    """Return the causal mask of keys that are a concatenation of `copies` sequences."""
     keep = causal_mask(q.shape[1], k.shape[1] // copies, prefix, q.device)
     return keep.repeat(1, 1, copies) if copies > 1 else keep
 
@@ -96,7 +101,9 @@ def _causal(q: Tensor, k: Tensor, prefix: int, copies: int) -> Bool[Tensor, "1 L
 def causal_mask(
     queries: int, keys: int, prefix: int, device: torch.device
 ) -> Bool[Tensor, "1 L S"]:
-    """Return a mask of the keys that each of the last `queries` of the tokens sees."""
+    """Return a mask, True where a query sees a key: itself and earlier ones, and the first `prefix`
+    tokens each other. The queries are the last of the tokens that the keys are of.
+    """
     position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     key = torch.arange(keys, device=device)
     mask = key <= position
@@ -124,7 +131,9 @@ def explicit_attention(
 def _weigh_values(
     q: Tensor, k: Tensor, v: Tensor, weigh: Weigh, scale: float, keep: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the output (B, L, H, d) and the weights (B, H, L, S)."""
+    """Return the attention output (B, L, H, d) and its weights (B, H, L, S), which `weigh` makes of
+    the logits of pairs in `keep`, −∞ elsewhere.
+    """
     repeats = q.shape[2] // k.shape[2]
     k, v = (heads.repeat_interleave(repeats, dim=2) for heads in (k, v))
     logits = torch.einsum("blhd,bshd->bhls", q, k) * scale
@@ -132,11 +141,11 @@ def _weigh_values(
     return torch.einsum("bhls,bshd->blhd", weights, v), weights
 
 
-def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring heads to autocast's dtype, as autocast does for the stock kernels."""
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+def _to_autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the heads in autocast's dtype, if it is on: what autocast does for stock kernels."""
+    device_type = q.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v
 

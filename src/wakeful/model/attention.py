@@ -44,7 +44,7 @@ class Flow:
     keep: Tensor | None
     """Boolean (B, L, S): which keys each query sees; None for plain causal attention."""
     near: Tensor | None = None
-    """The mask of local layers, where their window is shorter than the text."""
+    """The mask of local layers; None where their window is no shorter than the text."""
 
     def mask(self, local: bool) -> Tensor | None:
         """Return a layer's attention mask (B, L, S); None for plain causal attention."""
@@ -66,7 +66,7 @@ class Flow:
 
 class Heads(HasRoles, nn.Linear):
     """A projection into heads, (B, L, D) to (B, L, N, d), each normalized by `norm`, then rotated
-    by the flow's rotation that `rotary` names.
+    by the flow's rotation that `rotary` names ("" for none).
     """
 
     def __init__(
@@ -99,11 +99,15 @@ def into_heads(
     *,
     rotary: RotationName,
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection split into heads, normalized, and rotated by the rotation `rotary`."""
+    """Return a projection split into heads, normalized, and rotated by the flow's rotation that
+    `rotary` names ("" for none).
+
+    `norm` acts on each head, or on all heads of a token together if its weight is that wide.
+    """
     batch, length, width = projected.shape
     split = (batch, length, num_heads, width // num_heads)
     weight = getattr(norm, "weight", None)
-    if weight is not None and len(weight) == width:  # all heads together
+    if weight is not None and len(weight) == width:
         heads = norm(projected).reshape(split)
     else:
         heads = norm(projected.reshape(split))
@@ -137,7 +141,9 @@ class StoredPrefix(HasRoles, nn.Module):
         self.values = nn.Parameter(torch.zeros(size)) if values else None
 
     def forward(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, S, G, d) after the stored ones."""
+        """Return keys and values (B, P + L, G, d): the stored ones, then those given. Borrowed
+        ones, for which nothing is stored here, have their prefix already.
+        """
         return self._prepend(self.keys, keys), self._prepend(self.values, values)
 
     def _prepend(self, stored: Tensor | None, heads: Tensor) -> Tensor:
@@ -178,22 +184,21 @@ class DotProduct(nn.Module):
         """Return attention (B, L, H, d) by the normalizer, causal unless `keep` is given."""
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
-        scale = self.scale if scale is None else scale
         arguments: dict[str, Any] = {
-            "scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies,
-        }  # fmt: skip
+            "scale": self.scale if scale is None else scale,
+            "prefix": self.prefix,
+            "keep": keep,
+            "copies": copies,
+        }
         if not self.normalizer.fused:
             return attend_by_definition(q, k, v, self.normalizer.weights, **arguments)
-        # Padding queries ahead of the text's make the mask a plain triangle, for which fused
-        # kernels are fast.
+        # Stored keys ahead of a whole text's: padding queries, as many, make the mask a plain
+        # triangle, for which fused kernels are fast.
         num_padding = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
         if num_padding:
             q = F.pad(q, (0, 0, 0, 0, num_padding, 0))
-            sink = (
-                F.pad(sink, (0, 0, num_padding, 0))
-                if sink is not None and sink.dim() == 3
-                else sink
-            )
+            if sink is not None and sink.dim() == 3:  # (B, L, H): one for each query
+                sink = F.pad(sink, (0, 0, num_padding, 0))
         out = attend(q, k, v, sink=sink, **arguments)
         return out[:, num_padding:] if num_padding else out
 
@@ -222,6 +227,7 @@ class Attention(HasRoles, nn.Module):
         def make_heads(
             part: Literal["query", "key", "value"], num_heads: int, read: Read
         ) -> Heads | BorrowedHeads:
+            """Return a projection into heads, or heads borrowed by `read` if the plan says so."""
             if not plan.owns(part, layer):
                 return BorrowedHeads(read)
             norm = nn.Identity() if part == "value" else head_norm(part)
@@ -236,6 +242,7 @@ class Attention(HasRoles, nn.Module):
         self.key = make_heads("key", shape.num_kv_heads, Read("keys", source.key))
         self.value = make_heads("value", shape.num_kv_heads, Read("values", source.value))
         scale = 1.0 / math.sqrt(config.query_scalar or head_width)
+        # Those of all layers: a route may attend as another layer does.
         self.scales = tuple(
             scale / (number if config.scale_logits_by_layer else 1)
             for number in range(1, shape.num_layers + 1)
@@ -277,19 +284,48 @@ class Attention(HasRoles, nn.Module):
     def forward_qkv(
         self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
     ) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return the results of `forward` with separate inputs for keys and values.
-
-        Routes see the queries' input `x`.
+        """Return what `forward` does, with separate inputs for the queries (`x`, which routes see
+        too), the keys and the values.
         """
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
-        queries, keys, values = mixed
-        if self.turn is not None:
-            queries, keys = self.turn(queries), self.turn(keys) if self.owns_key else keys
-        if self.quantized is not None:
-            keys = self.quantized(keys, "keys") if self.owns_key else keys
-            values = self.quantized(values, "values") if self.owns_value else values
+        queries = mixed.q if self.turn is None else self.turn(mixed.q)
+        keys, values = self._prepare_keys_and_values(mixed.k, mixed.v, flow)
+        normalizer = self.dot.normalizer
+        sink = normalizer.log_sink(x) if normalizer.fused else None
+        if self.attenders:
+            dot = partial(self._attend, flow, sink)
+            u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
+        else:
+            u = self.dot(queries, keys, values, keep=flow.mask(self.local), sink=sink)
+        for route in self.correctors:
+            new_values = values[:, -x.shape[1] :]  # without those in a cache or a stored prefix
+            u = route.correct(self.layer, x, u, new_values, flow.memory)
+        tensors: dict[Kind, Tensor] = {
+            "query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values
+        }  # fmt: skip
+        if "sink" in self.shared_kinds and sink is not None:
+            tensors["sink"] = sink.clone()  # sharding frees a block's parameters after the block
+        kinds: list[Kind] = [kind for kind in self.shared_kinds if kind in tensors]
+        shared = {Read(kind, self.layer): tensors[kind] for kind in kinds}
+        if self.returns_null_share:
+            shared[Read("null", self.layer)] = self._null_share(queries, keys, sink, flow)
+        return self.out(u.flatten(2)), shared
+
+    def _prepare_keys_and_values(
+        self, keys: Tensor, values: Tensor, flow: Flow
+    ) -> tuple[Tensor, Tensor]:
+        """Return the new tokens' keys and values as attention reads them: rotated, rounded in a
+        quantized model, and after those in the cache or the stored prefix.
+
+        Borrowed ones are so already: the layer that owns them did it.
+        """
+        if self.owns_key:
+            keys = keys if self.turn is None else self.turn(keys)
+            keys = keys if self.quantized is None else self.quantized(keys, "keys")
+        if self.owns_value and self.quantized is not None:
+            values = self.quantized(values, "values")
         stored = self.stored if self.dot.stored else None
         if flow.cache is not None:
             if self.owns_key:
@@ -300,32 +336,17 @@ class Attention(HasRoles, nn.Module):
                 values = flow.cache.extend(("values", self.layer), values, prefix)
         elif stored is not None:
             keys, values = stored(keys, values)
-        normalizer = self.dot.normalizer
-        sink = normalizer.log_sink(x) if normalizer.fused else None
-        if self.attenders:
-            dot = partial(self._attend, flow, sink)
-            u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
-        else:
-            u = self.dot(queries, keys, values, keep=flow.mask(self.local), sink=sink)
-        for route in self.correctors:
-            u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
-        tensors: dict[Kind, Tensor] = {
-            "query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values
-        }  # fmt: skip
-        if "sink" in self.shared_kinds and sink is not None:
-            tensors["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
-        kinds: list[Kind] = [kind for kind in self.shared_kinds if kind in tensors]
-        shared = {Read(kind, self.layer): tensors[kind] for kind in kinds}
-        if self.returns_null_share:
-            shared[Read("null", self.layer)] = self._null_share(queries, keys, sink, flow)
-        return self.out(u.flatten(2)), shared
+        return keys, values
 
     def _null_share(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:
-        """Return the mean share over heads (B, L) of attention that goes to no key."""
+        """Return the share (B, L), a mean over heads, of attention that goes to no key.
+
+        It is that of softmax-1 (s = 0) where the normalizer has no sink of its own.
+        """
         out = attend(
             q,
             keys,
-            torch.ones_like(keys),  # the output is then the sum of the weights
+            torch.ones_like(keys),  # with values of 1 the output is the sum of the weights
             scale=self.dot.scale,
             sink=q.new_zeros(q.shape[2]) if sink is None else sink,
             prefix=self.dot.prefix,
@@ -344,7 +365,10 @@ class Attention(HasRoles, nn.Module):
         copies: int = 1,
         like: int | None = None,
     ) -> Tensor:
-        """Return attention for a route; with `like`, by the scale and sink of that layer."""
+        """Return attention for a route that attends itself.
+
+        `copies` is as in `attend`; with `like`, the scale and sink are those of that layer.
+        """
         keep = flow.mask(self.local)
         if like is None:
             return self.dot(q, k, v, keep=keep, copies=copies, sink=sink)

@@ -48,9 +48,10 @@ class MLP(HasRoles, nn.Module):
         return {"down.weight": WRITES, **into, **biases}
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.act((self.up if self.gate is None else self.gate)(x))
-        hidden = hidden if self.gate is None else hidden * self.up(x)
-        return self.down(hidden if self.turn is None else self.turn(hidden))
+        hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
+        if self.turn is not None:
+            hidden = self.turn(hidden)
+        return self.down(hidden)
 
 
 MakeNorm = Callable[[NormSite], Norm]
@@ -95,8 +96,10 @@ class PostBlock(Block):
 
 
 class PeriBlock(Block):
-    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x))); one of the two norms of a
-    sublayer may be the identity.
+    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x))).
+
+    `where` says which norms a sublayer has: norm "before" it, norm' "after" it, or "both"; the
+    other one is the identity.
     """
 
     def __init__(
@@ -135,7 +138,9 @@ class SublayerBlock(PeriBlock):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
     ) -> tuple[Tensor, SharedTensors, State]:
-        """Run both sublayers, whose inputs the depth mix makes of earlier outputs."""
+        """Run attention and MLP. After each, the depth mix makes the next sublayer's input of its
+        output and the state; it may also make separate inputs for queries, keys and values.
+        """
         (depth,) = self.depth
         if self.mixes_qkv:
             query, key, value = map(

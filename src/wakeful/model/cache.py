@@ -14,12 +14,13 @@ Slot = tuple[Literal["keys", "values"], int]
 
 
 class Cache:
-    """Keys and values of the tokens so far; each slot has shape (B, G, before + capacity, d).
+    """Keys and values of the tokens so far, a slot for each layer's; a slot has the shape
+    (B, G, prefix_length + capacity, d).
 
     A slot is allocated on the device of the first heads stored in it: the layers of a model may lie
-    on several devices. The first `before` tokens are a stored prefix. Stored are the tensors that
-    attention reads: rotated keys, and values after the route's mixing. A layer that borrows another
-    layer's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
+    on several devices. The first `prefix_length` tokens are a stored prefix. Stored are the tensors
+    that attention reads: rotated keys, and values after the route's mixing. A layer that borrows
+    another layer's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
     """
 
     def __init__(
@@ -30,9 +31,9 @@ class Cache:
         batch_size: int,
         capacity: int,
         dtype: torch.dtype,
-        before: int = 0,
+        prefix_length: int = 0,
     ) -> None:
-        """Make empty slots for `capacity` tokens of text after a stored prefix of `before`."""
+        """Make empty slots for `capacity` tokens of text, after a prefix of `prefix_length`."""
         self._tensors: dict[Slot, Tensor | None] = dict.fromkeys(slots)
         self._dtype = dtype
         self._heads, self._width = shape.num_kv_heads, shape.head_width
@@ -43,7 +44,8 @@ class Cache:
         """Number of tokens of text that fit."""
         self.length = 0
         """Tokens of text stored."""
-        self.before = before
+        self.prefix_length = prefix_length
+        """Number of tokens of the stored prefix, which come before the text's."""
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +55,7 @@ class Cache:
     @property
     def _size(self) -> tuple[int, int, int, int]:
         """The shape of a slot."""
-        return self.batch_size, self._heads, self.before + self.capacity, self._width
+        return self.batch_size, self._heads, self.prefix_length + self.capacity, self._width
 
     def extend(
         self,
@@ -61,9 +63,13 @@ class Cache:
         new: Float[Tensor, "B L G d"],
         prefix: Float[Tensor, "P G d"] | None = None,
     ) -> Float[Tensor, "B S G d"]:
-        """Store the new tokens' heads and return all heads so far; `advance` ends the step.
+        """Store the new tokens' heads in a slot; return all its heads so far, the prefix's first.
 
-        The heads of the stored `prefix` are written ahead of the first tokens.
+        The heads of the stored `prefix` are written with the first tokens. `advance` counts the new
+        tokens when every slot has them.
+
+        Raises:
+            WakefulError: the tokens are more than the cache's capacity.
         """
         end = self.length + new.shape[1]
         if end > self.capacity:
@@ -74,19 +80,22 @@ class Cache:
         if tensor is None:
             tensor = self._tensors[slot] = new.new_empty(self._size, dtype=self._dtype)
         if prefix is not None and self.length == 0:
-            tensor[:, :, : self.before] = prefix.transpose(0, 1)
-        tensor[:, :, self.before + self.length : self.before + end] = new.transpose(1, 2)
-        return tensor[:, :, : self.before + end].transpose(1, 2)
+            tensor[:, :, : self.prefix_length] = prefix.transpose(0, 1)
+        heads = tensor[:, :, : self.prefix_length + end]
+        heads[:, :, self.prefix_length + self.length :] = new.transpose(1, 2)
+        return heads.transpose(1, 2)
 
     def read(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return the keys or values of the text so far, without those stored before it."""
-        end = self.before + self.length
+        """Return a slot's keys or values of the text so far, without the stored prefix before."""
+        end = self.prefix_length + self.length
         tensor = self._tensors[slot]
         assert tensor is not None  # `extend` comes first
-        return tensor[:, :, self.before : end].transpose(1, 2)
+        return tensor[:, :, self.prefix_length : end].transpose(1, 2)
 
     def owned(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return the heads of a slot so far; empty where no layer owns it or nothing was stored."""
+        """Return what `read` does, or heads of width G = 0 where the slot does not exist or nothing
+        was stored in it.
+        """
         if self._tensors.get(slot) is None:
             return torch.empty(self.batch_size, self.length, 0, self._width, dtype=self._dtype)
         return self.read(slot)
@@ -97,14 +106,18 @@ class Cache:
             return
         self.capacity = max(capacity, 2 * self.capacity)
         for slot, tensor in self._tensors.items():
-            self._tensors[slot] = self._copied(tensor, self.capacity)
+            self._tensors[slot] = self._copy(tensor, self.capacity)
 
     def advance(self, num_tokens: int) -> None:
         """Count tokens that every slot now holds."""
         self.length += num_tokens
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens; a negative length drops the last −length."""
+        """Forget all but the first `length` tokens; a negative length drops the last −length.
+
+        Raises:
+            WakefulError: the cache has fewer tokens.
+        """
         new_length = self.length + length if length < 0 else length
         if not 0 <= new_length <= self.length:
             raise WakefulError(f"cannot crop a cache of {self.length} tokens to {length}")
@@ -117,18 +130,21 @@ class Cache:
         """
         self.batch_size = len(rows)
         for slot, tensor in self._tensors.items():
-            self._tensors[slot] = self._copied(tensor, self.capacity, rows)
+            self._tensors[slot] = self._copy(tensor, self.capacity, rows)
 
-    def _copied(
+    def _copy(
         self, tensor: Tensor | None, capacity: int, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return a copy of a slot's tensor, or of the sequences `rows`, with the new capacity."""
+        """Return a copy of a slot's tensor with another capacity, of all sequences or of `rows`;
+        None for a slot that is not allocated yet.
+        """
         if tensor is None:
             return None
-        end = self.before + self.length
+        end = self.prefix_length + self.length
         held = tensor[:, :, :end]
-        held = held if rows is None else held[rows.to(tensor.device)]
+        if rows is not None:
+            held = held[rows.to(tensor.device)]
         batch, heads, _, width = held.shape
-        new = tensor.new_empty((batch, heads, self.before + capacity, width))
+        new = tensor.new_empty((batch, heads, self.prefix_length + capacity, width))
         new[:, :, :end] = held
         return new

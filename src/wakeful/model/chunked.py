@@ -60,12 +60,14 @@ def cross_entropy_of_rows(
 def cross_entropy_and_slope(
     logits: Float[Tensor, "n V"], targets: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]:
-    """Return the cross-entropy of each row, and its gradient by the logits."""
-    at = targets.clamp(min=0).unsqueeze(-1)  # rows that are not counted have arbitrary targets
+    """Return the cross-entropy of each row, and its gradient with respect to the logits:
+    softmax − 1_target.
+    """
+    column = targets.clamp(min=0).unsqueeze(-1)  # rows that are not counted have negative targets
     log_q = logits.log_softmax(-1)
-    loss = -log_q.gather(-1, at).squeeze(-1)
+    loss = -log_q.gather(-1, column).squeeze(-1)
     slope = log_q.exp_()
-    return loss, slope.scatter_add_(-1, at, slope.new_full(at.shape, -1.0))
+    return loss, slope.scatter_add_(-1, column, slope.new_full(column.shape, -1.0))
 
 
 class _Mean(torch.autograd.Function):
@@ -91,6 +93,11 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradient that `forward` saved, times `grad`.
+
+        Raises:
+            WakefulError: the gradient is to be differentiated (`create_graph=True`).
+        """
         if is_differentiated_again():
             raise WakefulError(
                 "a mean loss over many logits is computed with its gradient and has no second "

@@ -55,10 +55,10 @@ def admit(config: ModelConfig) -> None:
 
 @contextmanager
 def drawn_alike() -> Iterator[None]:
-    """Seed the CPU's random numbers, and restore the generator at the end.
+    """Draw the random constants of a variant's definition alike in every model and process.
 
-    Random constants in a variant's definition are then the same in every model and process, and
-    they exist inside `without_matrices` too.
+    The CPU's generator is seeded inside the context and restored at the end. Tensors made here have
+    memory inside `without_matrices` too.
     """
     generator = torch.default_generator
     state = generator.get_state()
@@ -83,11 +83,12 @@ class without_matrices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a torch function; allocate matrices on the meta device."""
         kwargs = kwargs or {}
         # The call by which layers allocate their weights: torch.empty((rows, columns), ...).
         size = args[0] if func is torch.empty and len(args) == 1 else ()
-        matrix = isinstance(size, tuple) and len(size) == 2
-        if matrix and kwargs.get("device") is None and not _DEFINING.get():
+        is_matrix = isinstance(size, tuple) and len(size) == 2
+        if is_matrix and kwargs.get("device") is None and not _DEFINING.get():
             kwargs = kwargs | {"device": "meta"}
         return func(*args, **kwargs)
 
@@ -126,31 +127,33 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """Build the model of a configuration; an argument replaces its field of that name."""
         arguments = locals()  # an argument has the name of its field
         super().__init__()
-        parts = {
-            field: part if isinstance(part, str) else expression_of(folder, part)
-            for field, folder in VARIANTS.items()
-            if (part := arguments[field]) is not None
-        }
-        config = dataclasses.replace(config, **parts)
+        expressions: dict[str, str] = {}
+        for field, folder in VARIANTS.items():
+            part = arguments[field]
+            if part is not None:
+                expressions[field] = part if isinstance(part, str) else expression_of(folder, part)
+        config = dataclasses.replace(config, **expressions)
         shape = config.shape
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_length, config.width)
         if config.positions == "rotary":
-            table = partial(Rotary, config.rotary_width or shape.head_width, config.max_length)
-            self.rotary = table(theta=config.rope_theta, scaling=build("ropes", config.rope))
+            make_rotary = partial(
+                Rotary, config.rotary_width or shape.head_width, config.max_length
+            )
+            self.rotary = make_rotary(theta=config.rope_theta, scaling=build("ropes", config.rope))
             if config.local_layers and config.local_theta:
-                self.local_rotary = table(theta=config.local_theta)
+                self.local_rotary = make_rotary(theta=config.local_theta)
         self.route: ValueRoute = build("routes", config.route)
         self.depth: DepthMix = build("depth", config.depth)
         self.embedding: Embedding = build("embeddings", config.embedding)
-        # Seeded one by one: the random numbers of one do not depend on the others.
+        # Each is seeded anew: its random constants do not depend on the variants before it.
         with drawn_alike():
             self.embedding.attach(shape)
         with drawn_alike():
             self.plan = RoutePlan(self.route, shape)
-        self._check_rotations()
+        self._check_shared_rotations()
         with drawn_alike():
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
@@ -171,6 +174,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         self._kept_hiddens = frozenset[int]().union(
             *(self.depth.reads(number) for number in range(1, shape.num_layers + 1))
         )
+        """Numbers of the layers whose outputs the depth mix reads later; 0 is the embedding."""
 
     def forward(
         self,
@@ -217,22 +221,23 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
-        # A compiler fuses the loss itself.
+        # A compiler fuses the loss itself, and `torch.func` cannot transform a loss by rows.
         if by_rows and not torch.compiler.is_compiling() and not is_transformed():
             targets = targets.flatten()
             return cross_entropy_of_rows(logits.flatten(0, 1), targets, targets.ne(IGNORED))
         return cross_entropy(logits, targets, reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"], *, prefix: int = 0) -> Int[Tensor, "B L"]:
-        """Return the targets, −100 where a token sees its own target (relaxed prefix).
+        """Return the targets, −100 where a token sees its own target: in a relaxed prefix, whose
+        tokens see each other.
 
-        `prefix` is another model's, such as a teacher's: the longer of the two decides.
+        `prefix` is the length of another model's, such as a teacher's: the longer one decides.
         """
         prefix = max(prefix, self.config.relaxed_prefix)
         if prefix <= 1:
             return targets
-        hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
-        return targets.masked_fill(hidden, IGNORED)
+        sees_target = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
+        return targets.masked_fill(sees_target, IGNORED)
 
     def hidden(
         self,
@@ -268,7 +273,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         x, flow = self.before_blocks(
             x, tokens=tokens, cache=cache, valid=valid, places=places, documents=documents
         )
-        x = self._through(x, flow)
+        x = self._run_blocks(x, flow)
         if cache is not None:
             cache.advance(x.shape[1])
         return self.after_blocks(x)
@@ -287,18 +292,19 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Flow]:
-        """Return the first block's input for embedded tokens `x`, and the shared state.
+        """Return the first block's input for embedded tokens `x`, and the state that all blocks
+        share: masks, rotary angles, the cache and what routes read. Arguments: see `stream`.
 
         Raises:
             WakefulError: see `stream`.
         """
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
-        self._check_begin(start, end)
+        self._check_first_length(start, end)
         positions_given = places is not None
         keep = None
         if valid is not None:
-            keep = self._keep(start, end, valid)
+            keep = self._mask_padding(start, end, valid)
             if places is None:
                 places = (valid.long().cumsum(1) - 1).clamp_min(0)[:, start:end]
             else:  # positions of padding are arbitrary
@@ -311,20 +317,20 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                 )
             is_first = begins_of(documents)
             number = is_first.cumsum(1)
-            same = number.unsqueeze(2) == number.unsqueeze(1)
-            keep = causal_mask(end, end, 0, x.device) & same
-            places = _places_from(is_first) if places is None else places
+            same_document = number.unsqueeze(2) == number.unsqueeze(1)
+            keep = causal_mask(end, end, 0, x.device) & same_document
+            if places is None:
+                places = _positions_in_documents(is_first)
         if keep is not None and self.config.relaxed_prefix > 1:
             raise WakefulError(
                 "a model with model.relaxed_prefix takes neither padded batches nor documents"
             )
         if positions_given or end > self.config.context:
             self._check_positions(places, end)
-        near = self._near(start, end, keep, x.device)
+        near = self._local_mask(start, end, keep, x.device)
         stored = self.config.stored_prefix
-        if stored:  # every query sees the prefix, in local layers past their window too
-            keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
-            near = None if near is None else F.pad(near, (stored, 0), value=True)
+        if stored:
+            keep, near = _show_prefix(keep, stored), _show_prefix(near, stored)
             places = None if places is None else places + stored
         positions = slice(start + stored, end + stored) if places is None else places
         x = self.embedding.into(x)
@@ -342,7 +348,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             batch_size=batch_size,
             capacity=capacity,
             dtype=self.embed.weight.dtype,
-            before=self.config.stored_prefix,
+            prefix_length=self.config.stored_prefix,
         )
 
     @property
@@ -358,7 +364,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Bytes the cache grows by for each token of a sequence."""
+        """Bytes by which the cache grows with each token of a sequence."""
         shape = self.config.shape
         size = shape.num_kv_heads * shape.head_width * self.embed.weight.element_size()
         return len(self.cache_slots) * size
@@ -367,16 +373,23 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return {"embed.weight": TABLE, "positions.weight": TABLE, "head.weight": HEAD}
 
     def num_parameters(self) -> dict[str, int]:
-        """Count parameters: all, those of embeddings, positions and head, and the rest."""
+        """Return the numbers of parameters: "total"; "embedding", those of embeddings, positions
+        and head; and "non_embedding", the rest.
+        """
         total, embedding = 0, 0
         for parameter in self.parameters():
             role = role_of(parameter)
             total += parameter.numel()
-            embedding += parameter.numel() if role is not None and role.vocabulary else 0
+            if role is not None and role.vocabulary:
+                embedding += parameter.numel()
         return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
 
     def _block(self, layer: int) -> Block:
-        """Build one layer's block, by the placement of norms and the depth mix."""
+        """Build one layer's block, by the placement of norms and the depth mix.
+
+        Raises:
+            WakefulError: placement, `model.parallel` and depth mix exclude each other.
+        """
         config, shape = self.config, self.config.shape
         normalizer: Normalizer = build("normalizers", config.normalizer)
         with drawn_alike():
@@ -404,16 +417,19 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             raise WakefulError(
                 f"model.parallel knows model.placement = pre alone, got {self.placement}"
             )
-        return (ParallelBlock if config.parallel else BLOCKS[placement])(norm, attention, mlp)
+        make_block = ParallelBlock if config.parallel else BLOCKS[placement]
+        return make_block(norm, attention, mlp)
 
     def _norm(self, part: NormSite, layer: int) -> Norm:
-        """Build the norm at a site; queries and keys always have RMSNorm, over their heads."""
+        """Build the norm at a site. Queries and keys always have RMSNorm, over each head or
+        (`qk_norm_whole`) over all heads together.
+        """
         config, shape = self.config, self.config.shape
-        heads = {"query": shape.num_heads, "key": shape.num_kv_heads}.get(part)
+        num_heads = {"query": shape.num_heads, "key": shape.num_kv_heads}.get(part)
         width = shape.width
-        if heads is not None:
-            width = shape.head_width * (heads if config.qk_norm_whole else 1)
-        norm: Norm = build("norms", config.norm if heads is None else "rmsnorm")
+        if num_heads is not None:
+            width = shape.head_width * (num_heads if config.qk_norm_whole else 1)
+        norm: Norm = build("norms", config.norm if num_heads is None else "rmsnorm")
         spec = NormSpec(
             part=part,
             layer=layer,
@@ -426,8 +442,11 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             norm.attach(spec)
         return norm
 
-    def _through(self, x: Tensor, flow: Flow) -> Tensor:
-        """Run the blocks and return the final norm's input."""
+    def _run_blocks(self, x: Tensor, flow: Flow) -> Tensor:
+        """Run the blocks and return the final norm's input.
+
+        The depth mix acts inside each block, or else after each, on the outputs of earlier ones.
+        """
         if isinstance(self.depth, SublayerMix):
             x, state = self.depth.begin(x)
             for block in islice(self.blocks, self.run_layers):
@@ -445,12 +464,17 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return x
 
     def _run(self, block: nn.Module, *inputs: Any) -> Any:
+        """Return a block's outputs; with `checkpoint_activations` backward will recompute them."""
         if self.checkpoint_activations and torch.is_grad_enabled():
             return self.recompute(block, *inputs)
         return block(*inputs)
 
     def _initial_memory(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
-        """Return the model's inputs that routes read: embeddings and token ids."""
+        """Return the inputs of the model that its routes read: embeddings, token ids, or both.
+
+        Raises:
+            WakefulError: a route reads token ids, and none are given.
+        """
         memory: dict[Read, Tensor] = {}
         if EMBEDDED in self.plan.before:
             memory[EMBEDDED] = x
@@ -463,51 +487,63 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             memory[TOKENS] = tokens
         return memory
 
-    def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
+    def _rotations(self, positions: slice | Tensor) -> dict[RotationName, CosSin]:
+        """Return the rotary angles of these positions, by each RoPE table that a layer uses."""
         rotations: dict[RotationName, CosSin] = {}
         for name in map(self.config.rope_table_name, range(self.config.num_layers)):
             if name and name not in rotations:
-                rotations[name] = self.get_submodule(name)(places)
+                rotations[name] = self.get_submodule(name)(positions)
         return rotations
 
-    def _check_rotations(self) -> None:
-        """Raise `WakefulError` where a layer would read heads that another RoPE rotated."""
-        of = self.config.rope_table_name
+    def _check_shared_rotations(self) -> None:
+        """Raise `WakefulError` if a layer reads queries or keys of another one that are rotated by
+        another RoPE table.
+        """
+        table_name = self.config.rope_table_name
         for layer, reads in enumerate(self.plan.reads):
             for read in reads:
-                if read.kind in ("query", "key", "keys") and of(read.layer) != of(layer):
+                is_rotated = read.kind in ("query", "key", "keys")
+                if is_rotated and table_name(read.layer) != table_name(layer):
                     raise WakefulError(
                         f"model.route = {self.route}: layer {layer} reads queries or keys of layer "
                         f"{read.layer}, whose positions are of another kind (model.local_layers = "
                         f"{list(self.config.local_layers)})"
                     )
 
-    def _near(
+    def _local_mask(
         self, start: int, end: int, keep: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """Return the attention mask of local layers; None where it equals that of other layers."""
+        """Return the attention mask of local layers: `keep` within their window, for queries from
+        `start` to `end`. None where it equals the mask of other layers.
+        """
         window = self.config.window
         if not self.config.has_short_window or end <= window or self.by_engine:
             return None
-        keep = causal_mask(end - start, end, 0, device) if keep is None else keep
+        if keep is None:
+            keep = causal_mask(end - start, end, 0, device)
         query = torch.arange(start, end, device=device).unsqueeze(1)
         return keep & (query - torch.arange(end, device=device) < window)
 
-    def _keep(self, start: int, end: int, valid: Tensor) -> Tensor:
+    def _mask_padding(self, start: int, end: int, valid: Tensor) -> Tensor:
+        """Return the causal mask of queries from `start` to `end`, without keys of padding.
+
+        Raises:
+            WakefulError: `valid` is not of all tokens so far.
+        """
         if valid.shape[1] != end:
             raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
         return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
 
     def _check_positions(self, places: Tensor | None, end: int) -> None:
-        """Raise `WakefulError` for positions outside the context. A row of several texts may be
-        longer than it.
+        """Raise `WakefulError` for positions outside the context, or for more tokens than it has if
+        no positions are given. A row of several texts may be longer than the context.
         """
         context = self.config.context
-        if self.by_engine:
+        if self.by_engine:  # the engine limits its texts itself
             return
         if places is None:
             raise WakefulError(f"{end} tokens do not fit the model's context of {context}")
-        if is_readable(places):
+        if is_readable(places):  # not while a compiler traces them
             first, last = (int(position) for position in places.aminmax())
             if first < 0 or last >= context:
                 raise WakefulError(
@@ -515,7 +551,10 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                     f"{context} tokens; got {first} to {last}"
                 )
 
-    def _check_begin(self, start: int, end: int) -> None:
+    def _check_first_length(self, start: int, end: int) -> None:
+        """Raise `WakefulError` if a text begins with fewer tokens than the relaxed prefix has: they
+        would have to see tokens that come later.
+        """
         if start == 0 and end < self.config.relaxed_prefix:
             raise WakefulError(
                 f"a model with model.relaxed_prefix = {self.config.relaxed_prefix} needs at least "
@@ -523,21 +562,32 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             )
 
 
+def _show_prefix(mask: Tensor | None, num_tokens: int) -> Tensor | None:
+    """Return an attention mask with columns for a stored prefix, which every query sees, in local
+    layers past their window too.
+    """
+    return None if mask is None else F.pad(mask, (num_tokens, 0), value=True)
+
+
 def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
     """Return which tokens are the first of their document, given the documents' numbers."""
-    return documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+    before_first = documents[:, :1] - 1  # another number: the row's first token begins a document
+    return documents.diff(dim=1, prepend=before_first) != 0
 
 
-def _places_from(begins: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Return each token's position in its document, given which tokens start one."""
-    number = torch.arange(begins.shape[1], device=begins.device)
-    return number - torch.where(begins, number, 0).cummax(1).values
+def _positions_in_documents(is_first: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Return each token's position in its document, given which tokens are the first of one."""
+    index = torch.arange(is_first.shape[1], device=is_first.device)
+    index_of_first = torch.where(is_first, index, 0).cummax(1).values
+    return index - index_of_first
 
 
 def cross_entropy(
     logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
 ) -> Tensor:
-    """Return −log softmax(logits)_target in nats: mean or sum over counted targets, or (B, L)."""
+    """Return −log softmax(logits)_target in nats, at least in float32: by `reduction` the "mean" or
+    "sum" over the counted targets, or "none", (B, L) with 0 for those not counted.
+    """
     if logits.dtype != torch.float64:
         logits = logits.float()
     loss = F.cross_entropy(

@@ -12,7 +12,7 @@ def widened(x: Tensor) -> Tensor:
 
 
 def check_finite(*outputs: Tensor) -> None:
-    """Raise `Diverged` where an output of a model has NaN or infinite entries."""
+    """Raise `Diverged` if an output of a model has NaN or infinite entries."""
     if not all(torch.isfinite(output).all() for output in outputs):
         raise Diverged(
             "the model's outputs are not finite: it is damaged, or needs dtype float32 or float64"
@@ -20,6 +20,9 @@ def check_finite(*outputs: Tensor) -> None:
 
 
 def check_logits(logits: Tensor) -> Tensor:
-    """Return logits; raise `Diverged` where a row's largest logit is infinite or NaN."""
+    """Return the logits; raise `Diverged` if a row's largest logit is infinite or NaN.
+
+    −∞ is allowed in a row: a token that is ruled out.
+    """
     check_finite(logits.amax(-1))
     return logits

@@ -1,4 +1,7 @@
-"""Parts that training has and the trained model can do without: the same function, plainer."""
+"""Folding: scales and projections of norms and embeddings multiplied into the matrices beside them.
+
+The decoder computes the same function with fewer parts.
+"""
 
 import dataclasses
 
@@ -14,10 +17,10 @@ from wakeful.variants import build
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of a decoder after folding: with the norm and embedding that remain
-    once their scales are in the matrices.
+    """Return the configuration that a decoder has after `folded`: with the plainer norm and
+    embedding that remain when their scales are in the matrices.
 
-    An embedding that changes so is no longer tied to the head.
+    A head that was tied to an embedding that is folded is no longer tied.
     """
     norm: Norm = build("norms", config.norm)
     embedding: Embedding = build("embeddings", config.embedding)
@@ -31,7 +34,8 @@ def folded_config(config: ModelConfig) -> ModelConfig:
 
 @torch.no_grad()
 def folded(decoder: Decoder) -> Decoder:
-    """Return a decoder with the same logits, with scales and projections multiplied into weights.
+    """Return a decoder with the same logits, in which the scales of norms and the projections of
+    the embedding are multiplied into weights.
 
     All other weights are shared with `decoder`, which is not changed. If there is nothing to fold,
     `decoder` itself is returned.

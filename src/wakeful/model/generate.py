@@ -45,22 +45,27 @@ class Sampling:
         return torch.Generator().manual_seed(self.seed)
 
     def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
-        """Sample a token id for every row."""
+        """Sample a token id for every row of logits.
+
+        Raises:
+            Diverged: the logits are not finite.
+        """
         check_logits(logits)
         if self.temperature == 0:
             return logits.argmax(-1)
+        vocabulary = logits.shape[-1]
+        num_tokens = min(self.top_k or vocabulary, vocabulary)
         # In float64 and minus the largest logit, so that low temperatures do not overflow.
-        count = min(self.top_k or logits.shape[-1], logits.shape[-1])
-        if count == logits.shape[-1] and self.top_p == 1.0:  # nothing to sort for
+        if num_tokens == vocabulary and self.top_p == 1.0:  # nothing to sort for
             highest = logits.amax(-1, keepdim=True).double()
             probabilities = ((logits.double() - highest) / self.temperature).softmax(-1)
             return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-        top_logits, ids = logits.topk(count, sorted=True)
+        top_logits, ids = logits.topk(num_tokens, sorted=True)
         scaled = (top_logits.double() - top_logits[:, :1].double()) / self.temperature
         probabilities = scaled.softmax(-1)
-        # A token stays if those before it have not reached top_p; the first always stays.
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities[before >= self.top_p] = 0.0
+        # A token stays if likelier ones do not reach top_p together; the first always stays.
+        of_likelier = probabilities.cumsum(-1) - probabilities
+        probabilities[of_likelier >= self.top_p] = 0.0
         return ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
 
 
@@ -121,10 +126,13 @@ def continuation(
     num_tokens: int,
     stop: Container[int] = (),
 ) -> Iterator[int]:
-    """Yield the token ids that continue a prompt, for any model.
+    """Return an iterator over up to `num_tokens` token ids that continue a prompt, for any model.
 
     `step` takes the next tokens (1, L) and returns the logits (1, V) of the token after them; it
-    keeps the state of earlier tokens.
+    keeps the state of earlier tokens. A token of `stop` ends the text and is not yielded.
+
+    Raises:
+        WakefulError: at once, for an empty prompt, or more tokens than the context holds.
     """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")

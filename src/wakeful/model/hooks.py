@@ -18,10 +18,10 @@ def hooked(
     after: Callable[[Key, tuple[Any, ...], Any], Any] | None = None,
     named: bool = False,
 ) -> Iterator[None]:
-    """Call hooks around each module's forward pass, inside the context.
+    """Call hooks around each module's forward pass, inside the context. `key` is the module's.
 
-    `before(key, args)` and `after(key, args, output)` may return new inputs or a new output, or
-    None to keep them. With `named` it is `before(key, args, kwargs)`, which returns both.
+    `before(key, args)` may return new inputs, `after(key, args, output)` a new output, or None to
+    keep them. With `named` the first is `before(key, args, kwargs)`, and returns both.
     """
 
     def call(hook: Callable[..., Any], key: Key, _module: nn.Module, *arguments: Any) -> Any:
@@ -30,8 +30,8 @@ def hooked(
     with ExitStack() as hooks:
         for key, module in modules.items():
             if before is not None:
-                look = partial(call, before, key)
-                hook = module.register_forward_pre_hook(look, with_kwargs=named)
+                call_before = partial(call, before, key)
+                hook = module.register_forward_pre_hook(call_before, with_kwargs=named)
                 hooks.callback(hook.remove)
             if after is not None:
                 hook = module.register_forward_hook(partial(call, after, key))

@@ -41,16 +41,17 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
 @torch.no_grad()
 def fill(decoder: Decoder, seed: int) -> Decoder:
-    """Allocate the matrices that a decoder lacks (`without_matrices`), with their initial values.
+    """Allocate the matrices that a decoder lacks (built in `without_matrices`), with their initial
+    values, in place; return the decoder.
 
-    Inside `torch.device("meta")` the decoder is returned unchanged.
+    Inside `torch.device("meta")`, where nothing has memory, the decoder is unchanged.
     """
     if torch.get_default_device().type == "meta":
         return decoder
     for name, parameter in list(decoder.named_parameters()):
         if parameter.is_meta:
             values = _initial_values(decoder.config, name, parameter, seed)
-            assert values is not None, name
+            assert values is not None, name  # only matrices that are drawn lack memory
             set_parameter(decoder, name, values.to(parameter.dtype))
     return decoder
 
@@ -66,7 +67,9 @@ def set_parameter(decoder: Decoder, name: str, values: torch.Tensor) -> None:
 def _initial_values(
     config: ModelConfig, name: str, parameter: nn.Parameter, seed: int
 ) -> torch.Tensor | None:
-    """Return a parameter's initial value in float32; None where its module has given it one."""
+    """Return a parameter's initial values in float32, drawn by its role, the seed and its name;
+    None where its module has set them.
+    """
     role = role_of(parameter)
     if role is None or role.start == "defined":
         return None
@@ -80,9 +83,12 @@ def _initial_values(
 
 
 def deviation(config: ModelConfig, start: Start) -> float:
-    """Return the standard deviation of a matrix that starts "normal" or "residual"."""
-    scaled = start == "residual" and config.scale_residual_init
-    return config.init_std / math.sqrt(2 * config.num_layers) if scaled else config.init_std
+    """Return the standard deviation of a matrix that starts "normal" or "residual": `init_std`, or
+    for the latter init_std / √(2N) if `scale_residual_init` is set.
+    """
+    if start == "residual" and config.scale_residual_init:
+        return config.init_std / math.sqrt(2 * config.num_layers)
+    return config.init_std
 
 
 def seed_of(seed: int, name: str) -> int:
@@ -116,10 +122,14 @@ def build_on_meta(config: ModelConfig, num_tensors: int, source: Path) -> Decode
 def check_shapes(
     described: Mapping[str, torch.Tensor], stored: Mapping[str, tuple[int, ...]], source: Path
 ) -> None:
-    """Raise `WakefulError` unless the stored tensors have the model's names and shapes."""
+    """Raise `WakefulError` unless the tensors `stored` in the file `source` have the names and
+    shapes of the model's own, `described`.
+    """
     if stored.keys() != described.keys():
-        odd = sorted(stored.keys() ^ described.keys())
-        raise WakefulError(f"{source} is of another model: {odd[0]!r} is in only one of the two")
+        unpaired = sorted(stored.keys() ^ described.keys())
+        raise WakefulError(
+            f"{source} is of another model: {unpaired[0]!r} is in only one of the two"
+        )
     for name, tensor in described.items():
         if stored[name] != tensor.shape:
             raise WakefulError(

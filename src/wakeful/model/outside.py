@@ -24,7 +24,8 @@ _CLOSE = 1e-4
 
 @torch.no_grad()
 def check_outside(config: ModelConfig) -> None:
-    """Test a model's foreign variants in a narrow model of as many layers and heads.
+    """Test a model's variants from outside the package in a narrow model of as many layers and
+    heads. A model without such variants is not tested.
 
     Raises:
         WakefulError: a token changes the logits of earlier tokens, or logits with a cache differ
@@ -51,7 +52,7 @@ def check_outside(config: ModelConfig) -> None:
         logits = decoder(tokens)
         for position in range(1, length):
             changed = tokens.clone()
-            changed[0, position] = narrow.vocab_size - 1
+            changed[0, position] = narrow.vocab_size - 1  # a token that no text has
             leaked = _difference(decoder(changed)[:, :position], logits[:, :position])
             if leaked is not None:
                 raise WakefulError(
@@ -69,6 +70,6 @@ def check_outside(config: ModelConfig) -> None:
 
 
 def _difference(actual: Float[Tensor, "B L V"], expected: Float[Tensor, "B L V"]) -> float | None:
-    """Return the largest difference of logits; None where it is rounding."""
+    """Return the largest difference of logits; None where it is no more than rounding."""
     largest = float((actual - expected).abs().max())
     return None if largest <= _CLOSE * float(expected.abs().max()) else largest

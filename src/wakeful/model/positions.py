@@ -40,14 +40,16 @@ class Rotary(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def table(self) -> CosSin:
-        """Return the cosines and sines of every position, float32, each rounded once."""
+        """Return the cosines and sines of every position, computed in float64 and rounded once to
+        float32.
+        """
         # On the CPU even if the default device is "meta", on which models are built.
-        rates = {"dtype": torch.float64, "device": "cpu"}
-        half = torch.arange(0, self.rotary_width, 2, **rates) / self.rotary_width
-        frequencies = self.theta**-half
+        options = {"dtype": torch.float64, "device": "cpu"}
+        exponents = torch.arange(0, self.rotary_width, 2, **options) / self.rotary_width
+        frequencies = self.theta**-exponents
         if self.scaling is not None:
             frequencies = self.scaling.scaled(frequencies)
-        angles = torch.outer(torch.arange(self.max_length, **rates), frequencies)
+        angles = torch.outer(torch.arange(self.max_length, **options), frequencies)
         return angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1)
 
     def forward(self, positions: Int[Tensor, "*B L"] | slice) -> CosSin:
@@ -55,10 +57,13 @@ class Rotary(nn.Module):
 
 
 def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tensor, "B L N d"]:
-    """Rotate each head's channel pairs by its token's angles; channels past the table's stay."""
+    """Return heads with their channel pairs rotated by each token's angles; channels past the
+    table's width stay.
+    """
     cos, sin = rotation
     if cos.dtype != heads.dtype:
         cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
+    # `torch.func` cannot transform an autograd function of this form.
     if torch.is_grad_enabled() and not is_transformed():
         return _Rotate.apply(heads, cos, sin)
     return _rotate_halves(heads, cos, sin, 1.0)
@@ -74,6 +79,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradient of the heads: `grad` rotated back. The angles have none."""
         cos, sin = ctx.saved_tensors
         if is_differentiated_again():
             return _Rotate.apply(grad, cos, -sin), None, None

@@ -10,10 +10,10 @@ from wakeful.errors import WakefulError
 
 
 def prefix_ids(tokens: Sequence[int], table: Tensor) -> Int[Tensor, "1 P"]:
-    """Return the tokens of a prefix as one sequence, where the embedding `table` lies.
+    """Return the tokens of a prefix as one sequence, on the device of the embedding `table`.
 
     Raises:
-        WakefulError: there are none, or one is past the vocabulary.
+        WakefulError: there are no tokens, or one is not in the vocabulary.
     """
     if not tokens:
         raise WakefulError("a prefix needs at least one token")

@@ -13,10 +13,10 @@ from wakeful.model.decoder import Decoder
 def rebuild_decoder(
     decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes: Any
 ) -> Decoder:
-    """Return a decoder with a changed configuration, sharing weights with `decoder`.
+    """Return a decoder with a changed configuration, which shares weights with `decoder`.
 
-    `new` holds parameters that are added or replaced; those that the new configuration does not
-    have are dropped.
+    `changes` are fields of the configuration. `new` holds parameters that are added or replaced;
+    parameters that the new configuration does not have are dropped.
     """
     state = decoder.state_dict(keep_vars=True)
     added = {
