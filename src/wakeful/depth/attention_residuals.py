@@ -13,8 +13,9 @@ from wakeful.variants.shape import Shape
 
 _EPS = 1e-6
 _START = -5.0
-"""A coupling of 0.007."""
+"""The start of b: c = softplus(b) is 0.007."""
 _MOST = 10.0
+"""The largest c."""
 
 
 class AttentionResiduals(SublayerMix):
@@ -37,8 +38,10 @@ class AttentionResiduals(SublayerMix):
         self.layers = layers
 
     def attach(self, shape: Shape) -> None:
+        """Create w = 0 for each reader: sublayers from 2 (the first reads the embedding alone) to
+        2N, and the final norm, 2N + 1.
+        """
         super().attach(shape)
-        # By the sublayer that reads; the first has the embedding alone to read.
         self.queries = nn.ParameterDict(
             {
                 str(reader): nn.Parameter(torch.zeros(shape.width))
@@ -51,15 +54,17 @@ class AttentionResiduals(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters named `kind.reader`, sublayers counted from 1."""
+        """Copy parameters, named `kind.reader`, from the reader that each was in the reference."""
         parameters = dict(reference.named_parameters())
-        readers = {2 * len(sources) + 1: 2 * reference.num_layers + 1}
+        final_norm, reference_final_norm = 2 * len(sources) + 1, 2 * reference.num_layers + 1
+        source_of = {final_norm: reference_final_norm}
         for layer, source in enumerate(sources):
-            if source >= 0:
-                readers |= {2 * layer + half: 2 * source + half for half in (1, 2)}
+            if source >= 0:  # its attention is reader 2 · layer + 1, its MLP the next
+                source_of[2 * layer + 1] = 2 * source + 1
+                source_of[2 * layer + 2] = 2 * source + 2
         for name, parameter in self.named_parameters():
             kind, reader = name.split(".")
-            source_name = f"{kind}.{readers.get(int(reader))}"
+            source_name = f"{kind}.{source_of.get(int(reader))}"
             if source_name in parameters:
                 parameter.copy_(parameters[source_name])
 
@@ -67,14 +72,15 @@ class AttentionResiduals(SublayerMix):
         return x, (x,)
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        if self.layers and (number - 1) % (2 * self.layers):
+        """Add the output to the state, the v_j so far; return their sum for the next reader."""
+        if self.layers and (number - 1) % (2 * self.layers):  # inside a block of layers
             state = (*state[:-1], state[-1] + out)
         else:
             state = (*state, out)
         return weighted(self.logits(number + 1, state).softmax(0), state), state
 
     def logits(self, reader: int, outputs: Sequence[Tensor]) -> Tensor:
-        """Return w · RMSNorm(v_j) (J, B, L) of sublayer `reader` (from 1) and J earlier outputs."""
+        """Return w · RMSNorm(v_j) (J, B, L) of a reader (from 1) for J earlier outputs v_j."""
         query = self.queries[str(reader)]
         return torch.stack(
             [F.rms_norm(v, v.shape[-1:], query.to(v.dtype), _EPS).sum(-1) for v in outputs]
@@ -102,6 +108,7 @@ class OASIS(AttentionResiduals):
         super().__init__()
 
     def attach(self, shape: Shape) -> None:
+        """Create w and b for each reader."""
         super().attach(shape)
         self.couplings = nn.ParameterDict(
             {reader: nn.Parameter(torch.tensor(_START)) for reader in self.queries}
@@ -111,14 +118,15 @@ class OASIS(AttentionResiduals):
         return x, (x.new_zeros(*x.shape[:-1], 1), x)
 
     def update_null_share(self, null: Tensor, state: State) -> State:
+        """Append a layer's ψ, for its attention and its MLP, to those in the state."""
         nulls, *outputs = state
         null = null.unsqueeze(-1)
         return torch.cat([nulls, null, null], -1), *outputs
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the next input, attending less to outputs whose layers gave heads null shares."""
+        """Return the next input, with less weight on outputs of layers with a large null share."""
         nulls, *outputs = *state, out
-        psi = nulls[..., : len(outputs)]
+        psi = nulls[..., : len(outputs)]  # an MLP's is in the state before its output
         excess = (psi - psi.mean(-1, keepdim=True)).movedim(-1, 0).to(x.dtype)
         coupling = F.softplus(self.couplings[str(number + 1)].to(x.dtype)).clamp(max=_MOST)
         logits = self.logits(number + 1, outputs) - coupling * excess

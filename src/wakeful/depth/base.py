@@ -25,7 +25,9 @@ class DepthMix(Variant, nn.Module, ABC):
         self.num_layers = shape.num_layers
 
     def reads(self, number: int) -> frozenset[int]:
-        """Return the earlier hidden states needed after block `number`, without its own output."""
+        """Return the numbers of the earlier hidden states that `forward` needs after block
+        `number`, without that block's own output.
+        """
         return frozenset()
 
     def first(self, x: Tensor) -> Tensor:
@@ -37,7 +39,9 @@ class DepthMix(Variant, nn.Module, ABC):
         return {}
 
     def start_plain(self) -> str:
-        """Set the parameters to the plain stream; return the remaining change, "" if none."""
+        """Set the parameters to the plain stream; return what the mix changes nevertheless, as a
+        sentence, "" if nothing. See `ValueRoute.start_plain`.
+        """
         return "" if str(self) == self.neutral else f"{self} changes the stream between blocks"
 
     def take_over(self, reference: "DepthMix", sources: Sequence[int]) -> None:
@@ -52,7 +56,9 @@ class DepthMix(Variant, nn.Module, ABC):
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
 
     def first_layers(self, sources: Sequence[int]) -> int:
-        """Return the number of inherited layers, which must be the reference's first layers.
+        """Return how many layers are inherited: these must be the first here and there, in order.
+
+        `sources` are as in `take_over`.
 
         Raises:
             WakefulError: they are other layers, to which weights by layer number do not apply.
@@ -83,15 +89,18 @@ class SublayerMix(DepthMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters named `kind.sublayer`, counted from 0; 2N is the final norm."""
+        """Copy parameters named `kind.sublayer…`, from the sublayer that each was in the reference.
+
+        Sublayers are counted from 0 there: layer n has 2n and 2n + 1, the final norm 2N.
+        """
         parameters = dict(reference.named_parameters())
-        layer_sources = [*sources, reference.num_layers]
+        layer_sources = [*sources, reference.num_layers]  # with the final norm's
         for name, parameter in self.named_parameters():
             kind, sublayer, *rest = name.split(".")
             source = layer_sources[int(sublayer) // 2]
             if source >= 0:
-                number = str(2 * source + int(sublayer) % 2)
-                parameter.copy_(parameters[".".join([kind, number, *rest])])
+                source_sublayer = 2 * source + int(sublayer) % 2
+                parameter.copy_(parameters[".".join([kind, str(source_sublayer), *rest])])
 
     @abstractmethod
     def begin(self, x: Tensor) -> tuple[Tensor, State]:

@@ -56,17 +56,19 @@ class DenseFormer(DepthMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
+        """Copy the weights of inherited layers, which must be the reference's first."""
         assert isinstance(reference, DenseFormer)
-        inherited = self.first_layers(sources)
+        num_inherited = self.first_layers(sources)
         for number, weights in self.weights.items():
-            if int(number) <= inherited:
+            if int(number) <= num_inherited:
                 weights.copy_(reference.weights[number])
 
     def reads(self, number: int) -> frozenset[int]:
         return frozenset() if number % self.period else frozenset(self._terms(number))
 
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
-        if number % self.period:
+        """Return the weighted sum of a block's output and earlier hidden states."""
+        if number % self.period:  # no average after this block
             return x
         weights = self.weights[str(number)].to(x.dtype).unbind()
         mixed = weights[-1] * x

@@ -39,6 +39,9 @@ class HyperConnections(SublayerMix):
         self.dynamic = dynamic
 
     def attach(self, shape: Shape) -> None:
+        """Create for each sublayer A (`width`) and B (`depth`), and the dynamic part's [W W']
+        (`maps`) and [s_A s_B] (`scales`).
+        """
         super().attach(shape)
         n, sublayers = self.streams, range(2 * shape.num_layers)
         self.width = nn.ParameterList(torch.zeros(n, n + 1) for _ in sublayers)
@@ -54,9 +57,10 @@ class HyperConnections(SublayerMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Set all parameters to the start that the class describes, which is the plain stream."""
         for sublayer, (width, depth) in enumerate(zip(self.width, self.depth, strict=True)):
             width.zero_()[:, 1:].fill_diagonal_(1.0)
-            width[sublayer % self.streams, 0] = 1.0
+            width[sublayer % self.streams, 0] = 1.0  # column 0 is A_i0, a sublayer's input
             depth.fill_(1.0)
             if self.dynamic:
                 self.maps[sublayer].get_parameter("weight").zero_()
@@ -67,6 +71,9 @@ class HyperConnections(SublayerMix):
         return self._read(0, x.expand(self.streams, *x.shape))
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Add the output to the streams, and return the next sublayer's input; after the last
+        sublayer the streams' mean.
+        """
         mixed, depth = state
         streams = torch.addcmul(mixed, depth.unsqueeze(-1), out)
         if number == 2 * self.num_layers:
@@ -74,9 +81,8 @@ class HyperConnections(SublayerMix):
         return self._read(number, streams)
 
     def _read(self, sublayer: int, streams: Tensor) -> tuple[Tensor, State]:
-        """Return a sublayer's input, and the state for writing its output back.
-
-        Given the streams (n, B, L, D), the state is the mixed streams (n, B, L, D) and the weights
+        """Return the input (B, L, D) of a sublayer, from 0, that the streams (n, B, L, D) give, and
+        the state for writing its output back: the mixed streams (n, B, L, D), and the weights
         (n, B, L) with which the output is added to them.
         """
         width = self.width[sublayer].to(streams.dtype)[:, None, None]

@@ -54,19 +54,23 @@ class ManifoldHyperConnections(SublayerMix):
         self.mixing: Mixing = mixing
 
     def attach(self, shape: Shape) -> None:
-        """Make for each sublayer the maps of reading, writing and mixing."""
+        """Make W (`maps`), β (`biases`) and α (`scales`) for each sublayer and the final norm."""
         super().attach(shape)
         n = self.streams
-        kinds = [n, n] if self.mixing == "identity" else [n, n, n * n]
-        # By the sublayer that reads; the last is the final norm, which writes nothing.
-        parts = [kinds] * (2 * shape.num_layers) + [[n]]
-        self.maps = nn.ParameterList(torch.zeros(n * sum(part), shape.width) for part in parts)
-        self.biases = nn.ParameterList(torch.zeros(sum(part)) for part in parts)
-        self.scales = nn.ParameterList(torch.full((len(part),), 0.01) for part in parts)
+        # The numbers of ã, b̃ and M̃; the final norm only reads, and has ã alone.
+        sizes = [n, n] if self.mixing == "identity" else [n, n, n * n]
+        sizes_of_readers = [sizes] * (2 * shape.num_layers) + [[n]]
+        self.maps = nn.ParameterList(
+            torch.zeros(n * sum(sizes), shape.width) for sizes in sizes_of_readers
+        )
+        self.biases = nn.ParameterList(torch.zeros(sum(sizes)) for sizes in sizes_of_readers)
+        self.scales = nn.ParameterList(
+            torch.full((len(sizes),), 0.01) for sizes in sizes_of_readers
+        )
         with torch.no_grad():
             for weight, bias in zip(self.maps, self.biases, strict=True):
                 nn.init.normal_(weight, std=0.02)
-                bias[:n] = -math.log(max(n - 1, 1))
+                bias[:n] = -math.log(max(n - 1, 1))  # a = 1 / n
 
     def roles(self) -> Mapping[str, Role]:
         reads = Role(residual=1, decays=True)
@@ -80,35 +84,36 @@ class ManifoldHyperConnections(SublayerMix):
         return self._read(number, torch.addcmul(mixed, depth.unsqueeze(-1), out.unsqueeze(-2)))
 
     def _read(self, sublayer: int, streams: Tensor) -> tuple[Tensor, State]:
-        """Return a sublayer's input (B, L, D) and the state for writing its output back.
+        """Return the input (B, L, D) of a sublayer, from 0, that the streams (B, L, n, D) give, and
+        the state for writing its output back.
 
         The state holds the mixed streams (B, L, n, D), and the weight (B, L, n) of the output in
         each; it is empty before the final norm.
         """
         n, scales = self.streams, self.scales[sublayer]
-        exact = torch.promote_types(streams.dtype, torch.float32)
-        normed = F.rms_norm(streams.flatten(-2).to(exact), (n * streams.shape[-1],), eps=_EPS)
+        wide = torch.promote_types(streams.dtype, torch.float32)
+        normed = F.rms_norm(streams.flatten(-2).to(wide), (n * streams.shape[-1],), eps=_EPS)
         weight = self.maps[sublayer].unflatten(0, (n, -1)).transpose(0, 1).flatten(1)
-        logits = F.linear(normed, weight.to(exact)).to(exact)
+        products = F.linear(normed, weight.to(wide)).to(wide)  # Σ_i W_i Ĥ_i
         sizes = [n, n, n * n][: len(scales)]
-        parts = [
-            torch.addcmul(bias, scale, part)
-            for bias, scale, part in zip(
-                self.biases[sublayer].to(exact).split(sizes),
-                scales.to(exact).unbind(),
-                logits.split(sizes, -1),
+        logits = [  # ã, b̃ and M̃, as many as this reader has
+            torch.addcmul(bias, scale, product)
+            for bias, scale, product in zip(
+                self.biases[sublayer].to(wide).split(sizes),
+                scales.to(wide).unbind(),
+                products.split(sizes, -1),
                 strict=True,
             )
         ]
-        width = parts[0].sigmoid().to(streams.dtype)
-        read = (width.unsqueeze(-1) * streams).sum(-2)
-        if len(parts) == 1:
+        a = logits[0].sigmoid().to(streams.dtype)
+        read = (a.unsqueeze(-1) * streams).sum(-2)
+        if len(logits) == 1:
             return read, ()
-        mixed = streams
-        if len(parts) == 3:
-            shares = sinkhorn(parts[2].unflatten(-1, (n, n)), self.iterations).to(streams.dtype)
-            mixed = shares.transpose(-1, -2) @ streams
-        return read, (mixed, (2 * parts[1].sigmoid()).to(streams.dtype))
+        b = (2 * logits[1].sigmoid()).to(streams.dtype)
+        if len(logits) == 2:  # M = 1
+            return read, (streams, b)
+        m = sinkhorn(logits[2].unflatten(-1, (n, n)), self.iterations).to(streams.dtype)
+        return read, (m.transpose(-1, -2) @ streams, b)
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:

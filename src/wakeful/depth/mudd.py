@@ -25,24 +25,25 @@ class MUDD(SublayerMix):
         A_n = W_2 gelu(W_1 RMSNorm(X_n)),
 
     as many hidden channels as weights (the authors' code has four times as many after the last
-    block). After the last block there is the residual stream alone,
-    which the final norm reads. a starts one-hot at j = n and W_2 at zero: the plain stream; W_1
-    with a deviation of 1/√D. Here one norm serves queries, keys and values, where the authors'
-    models have three (`sepln`), and all feed-forward networks are of one width.
+    block). After the last block there is the residual stream alone, which the final norm reads. a
+    starts one-hot at j = n and W_2 at zero: the plain stream; W_1 with a deviation of 1/√D. Here
+    one norm serves queries, keys and values, where the authors' models have three (`sepln`), and
+    all feed-forward networks are of one width.
     """
 
     examples = ("mudd",)
     neutral = "mudd"
 
     def attach(self, shape: Shape) -> None:
+        """Create for each block W_1 (`into`), W_2 (`out`) and a (`fixed`)."""
         super().attach(shape)
         self.into, self.out, self.fixed = nn.ModuleDict(), nn.ParameterDict(), nn.ParameterDict()
         for n in range(1, shape.num_layers + 1):
             ways = _WAYS if n < shape.num_layers else 1
-            weights = ways * (n + 1)
-            self.into[str(n)] = nn.Linear(shape.width, weights, bias=False)
+            num_weights = ways * (n + 1)
+            self.into[str(n)] = nn.Linear(shape.width, num_weights, bias=False)
             nn.init.normal_(self.into[str(n)].get_parameter("weight"), std=shape.width**-0.5)
-            self.out[str(n)] = nn.Parameter(torch.zeros(weights, weights))
+            self.out[str(n)] = nn.Parameter(torch.zeros(num_weights, num_weights))
             self.fixed[str(n)] = nn.Parameter(torch.zeros(ways, n + 1))
         self.start_plain()
 
@@ -52,6 +53,7 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Set a to one-hot at the block's own output, and W_2 to zero: the plain stream."""
         for n, fixed in self.fixed.items():
             fixed.zero_()[:, -1] = 1.0
             self.out[n].zero_()
@@ -59,30 +61,39 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        inherited, parameters = self.first_layers(sources), dict(reference.named_parameters())
+        """Copy the parameters of inherited blocks, which must be the reference's first.
+
+        The last block has one way: its parameters stay if it has four in the reference.
+        """
+        num_inherited, parameters = self.first_layers(sources), dict(reference.named_parameters())
         for name, parameter in self.named_parameters():
-            # The last block has one way; its parameters stay if the reference's layer has four.
-            if int(name.split(".")[1]) <= inherited and parameters[name].shape == parameter.shape:
+            block = int(name.split(".")[1])
+            if block <= num_inherited and parameters[name].shape == parameter.shape:
                 parameter.copy_(parameters[name])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x, x, x, x)
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Add the output to the stream; after a block return the sum over all blocks' outputs.
+
+        The state holds the next inputs of queries, keys and values, then X_0 to X_n.
+        """
         x = x + out
-        if number % 2:
+        if number % 2:  # attention: the block is not complete
             return x, state
         outputs = (*state[3:], x)
-        *three, stream = self._mixed(number // 2, outputs)
-        return stream, (*three, *outputs) if three else ()
+        *qkv, stream = self._mix_outputs(number // 2, outputs)
+        return stream, (*qkv, *outputs) if qkv else ()  # after the last block there are none
 
     def qkv_inputs(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = state[:3]
         return query, key, value
 
-    def _mixed(self, block: int, outputs: State) -> list[Tensor]:
+    def _mix_outputs(self, block: int, outputs: State) -> list[Tensor]:
+        """Return x^c of each way c, after a block, as weighted sums of X_0 to X_n (`outputs`)."""
         n, last = str(block), outputs[-1]
         hidden = F.gelu(self.into[n](F.rms_norm(last, last.shape[-1:], eps=_EPS)))
-        moving = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
-        weights = moving.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
+        of_token = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
+        weights = of_token.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
         return [weighted(way.movedim(-1, 0), outputs) for way in weights.unbind(-2)]

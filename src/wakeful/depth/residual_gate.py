@@ -41,7 +41,9 @@ class ResidualGate(SublayerMix):
         return x, ()
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return α ⊙ x + β ⊙ F(x), F(x) being `out`; there is no state."""
         gate = self.gates[number - 1].to(x.dtype) / self.temperature
-        added = gate.sigmoid()
-        retained = ((-gate).sigmoid() * (1 + added)).clamp_min(_LEAST).sqrt()
-        return retained * x + added * out, state
+        beta = gate.sigmoid()
+        # 1 − β² = (1 − β)(1 + β), and 1 − σ(g) = σ(−g), which does not cancel.
+        alpha = ((-gate).sigmoid() * (1 + beta)).clamp_min(_LEAST).sqrt()
+        return alpha * x + beta * out, state

@@ -99,10 +99,11 @@ class ValueRoute(Variant, nn.Module):
         return [self] if layer in self.layers else []
 
     def single_channels(self) -> Mapping[Basis, str]:
-        """Describe operations on single channels of the residual stream or of the values.
+        """Return for each basis in which the route acts on single channels a clause that says how,
+        such as "has a scale for each of".
 
-        They do not commute with a rotation of that basis. Matrices that read all channels of the
-        stream are not among them: their roles declare them.
+        Such operations do not commute with a rotation of that basis. Matrices that read all
+        channels of the stream are not among them: their roles declare them.
         """
         return {}
 
@@ -111,7 +112,9 @@ class ValueRoute(Variant, nn.Module):
         return Source(layer, layer, layer)
 
     def reads(self, layer: int) -> frozenset[Read]:
-        """Return the tensors that `mix`, `attend` or `correct` look up in `memory`."""
+        """Return the tensors of earlier layers or the input that `mix`, `attend` and `correct` look
+        up in `memory`.
+        """
         return frozenset()
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
@@ -128,10 +131,11 @@ class ValueRoute(Variant, nn.Module):
         return attend(q, keys, values)
 
     def shares(self, layer: int) -> tuple[float, ...]:
-        """Return s_1 … s_n of a route that attends n times as U = Σ s_m A_m V.
+        """Return s_1 … s_n of a route whose `attend` calls attention n times, in this order, and
+        returns U = Σ s_m A_m V.
 
-        Probes see Σ s_m A_m. An empty tuple means that no one matrix over the layer's tokens
-        describes its attention.
+        Probes see Σ s_m A_m. An empty tuple means that no single L × L matrix describes the layer's
+        attention.
         """
         return (1.0,)
 
@@ -150,19 +154,25 @@ class ValueRoute(Variant, nn.Module):
         return u
 
     def check(self, layer: int, sources: "list[Source]") -> None:
-        """Raise `WakefulError` if the route makes no sense at this layer given all the sources."""
+        """Raise `WakefulError` if the route makes no sense at this layer, given the sources of all
+        layers.
+        """
 
     def acts(self, layer: int) -> bool:
-        """Return True if the route changes anything in this layer."""
+        """Return True if the route changes anything in this layer: it overrides an operation, or
+        uses a projection of another layer.
+        """
         steps = ("mix", "attend", "correct")
-        changes = any(getattr(type(self), step) is not getattr(ValueRoute, step) for step in steps)
-        return changes or self.source(layer) != Source(layer, layer, layer)
+        overrides = any(
+            getattr(type(self), step) is not getattr(ValueRoute, step) for step in steps
+        )
+        return overrides or self.source(layer) != Source(layer, layer, layer)
 
     def start_plain(self) -> str:
-        """Set the parameters to values at which the route changes nothing, if there are any.
+        """Set the parameters so that the route changes nothing, or as little as it can: the start
+        in a model that inherits plain blocks.
 
-        Return a description of the remaining change, for a model that inherits plain blocks; "" if
-        there is none.
+        Return what the route changes nevertheless, as a sentence; "" if nothing.
         """
         return "" if str(self) == self.neutral else f"{self} changes what plain blocks compute"
 
@@ -179,17 +189,22 @@ class ValueRoute(Variant, nn.Module):
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
         for layer in self.layers:
             if sources[layer] in reference.layers:
+                own = self._parameters_of_layer(layer)
                 trained = reference._parameters_of_layer(sources[layer])
-                for target, source in zip(self._parameters_of_layer(layer), trained, strict=True):
-                    target.copy_(source)
+                for parameter, values in zip(own, trained, strict=True):
+                    parameter.copy_(values)
 
     def _parameters_of_layer(self, layer: int) -> list[Tensor]:
-        """Return one layer's parameters, or its rows of shared ones."""
+        """Return one layer's parameters: those with its number in their name (`gates.3.weight`),
+        and its rows of those without a number, which have a row for each layer.
+        """
         parameters: list[Tensor] = []
         for name, parameter in self.named_parameters():
-            number = next((part for part in name.split(".") if part.isdigit()), "")
-            if number in ("", str(layer)):
-                parameters.append(parameter if number else parameter[self.row_of[layer]])
+            number = next((part for part in name.split(".") if part.isdigit()), None)
+            if number is None:
+                parameters.append(parameter[self.row_of[layer]])
+            elif number == str(layer):
+                parameters.append(parameter)
         return parameters
 
 
@@ -259,7 +274,11 @@ class OnLayers(ValueRoute):
         self.route = route
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Attach the inner route to the chosen layers alone."""
+        """Attach the inner route to those of `layers` that are chosen.
+
+        Raises:
+            WakefulError: a chosen layer does not exist, or the route changes nothing on them.
+        """
         outside = sorted(set(self.which) - set(range(shape.num_layers)))
         if outside or not len(self.which):
             raise WakefulError(
@@ -269,6 +288,7 @@ class OnLayers(ValueRoute):
         super().attach(shape, [layer for layer in layers if layer in set(self.which)])
         self.route.attach(shape, self.layers)
         routes = [(layer, route) for layer in self.layers for route in self.route.routes(layer)]
+        # A neutral route, such as `own`, changes nothing by intention.
         if not any(route.acts(layer) or str(route) == route.neutral for layer, route in routes):
             raise WakefulError(
                 f"{self} changes nothing: {self.route} has nothing to do on the layers "
@@ -291,7 +311,11 @@ class RoutePlan:
     """The routes, sources and shared tensors of each layer, decided when a decoder is built."""
 
     def __init__(self, route: ValueRoute, shape: Shape) -> None:
-        """Attach a route and find each layer's routes, sources and reads."""
+        """Attach a route and find each layer's routes, sources and reads.
+
+        Raises:
+            WakefulError: the route does not fit the shape, or its parts contradict each other.
+        """
         route.attach(shape, range(shape.num_layers))
         everywhere = range(shape.num_layers)
         self.routes = [route.routes(layer) for layer in everywhere]
@@ -312,29 +336,38 @@ class RoutePlan:
         return getattr(self.sources[layer], kind) == layer
 
     def _source(self, layer: int) -> Source:
-        """Return the layers whose query, key and value projections this layer uses."""
-        chosen: dict[str, tuple[int, ValueRoute]] = {}
+        """Return the layers whose query, key and value projections this layer uses.
+
+        Raises:
+            WakefulError: two routes name different layers for the same projection.
+        """
+        borrowed: dict[str, tuple[int, ValueRoute]] = {}  # by kind: the owner, and who says so
         for route in self.routes[layer]:
             for kind, owner in route.source(layer)._asdict().items():
                 if owner == layer:
                     continue
-                if kind in chosen and chosen[kind][0] != owner:
+                if kind in borrowed and borrowed[kind][0] != owner:
                     raise WakefulError(
-                        f"{chosen[kind][1]} and {route} both decide where layer {layer}'s {kind} "
+                        f"{borrowed[kind][1]} and {route} both decide where layer {layer}'s {kind} "
                         "comes from; keep one of them, or give them different layers with on_layers"
                     )
-                chosen[kind] = (owner, route)
+                borrowed[kind] = (owner, route)
         own_source = Source(layer, layer, layer)
-        return own_source._replace(**{kind: owner for kind, (owner, _) in chosen.items()})
+        return own_source._replace(**{kind: owner for kind, (owner, _) in borrowed.items()})
 
     def _reads(self, layer: int) -> frozenset[Read]:
-        read_of: tuple[Kind, ...] = ("query", "keys", "values")
-        borrowed = map(Read, read_of, self.sources[layer])
-        reads = frozenset(read for read in borrowed if read.layer != layer)
-        return reads.union(*(route.reads(layer) for route in self.routes[layer]))
+        """Return the tensors that this layer reads: the heads that it borrows, queries as they are
+        projected, keys and values as they are attended to; and what its routes read.
+        """
+        kinds: tuple[Kind, ...] = ("query", "keys", "values")
+        sources = map(Read, kinds, self.sources[layer])
+        borrowed = frozenset(read for read in sources if read.layer != layer)
+        return borrowed.union(*(route.reads(layer) for route in self.routes[layer]))
 
     def _check(self, layer: int) -> None:
-        """Raise `WakefulError` for borrowed heads, reads or routes that contradict."""
+        """Raise `WakefulError` if this layer borrows heads that do not exist, its routes contradict
+        each other, or they read a tensor that no earlier layer has.
+        """
         source = self.sources[layer]
         for kind in ("query", "key", "value"):
             owner = getattr(source, kind)

@@ -12,7 +12,7 @@ from wakeful.routes.base import Attend, Basis, Memory, ValueRoute
 from wakeful.variants.shape import Shape
 
 _EPS = 1e-5
-"""Of the norm of a head's output, as the authors set it."""
+"""ε of the norm of a head's output, as the authors set it."""
 
 
 class Differential(ValueRoute):
@@ -32,6 +32,7 @@ class Differential(ValueRoute):
     by_layer = True
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create the four vectors and the norm's scale of each layer."""
         super().attach(shape, layers)
         if shape.num_kv_heads % 2:
             raise WakefulError(
@@ -46,6 +47,11 @@ class Differential(ValueRoute):
         return {"values": "has a scale for each of"}
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        """Copy the parameters of layers that keep their number, on which λ_0 depends.
+
+        Raises:
+            WakefulError: a layer had another number in the reference.
+        """
         for layer in self.layers:
             if sources[layer] in reference.layers and sources[layer] != layer:
                 raise WakefulError(
@@ -64,18 +70,18 @@ class Differential(ValueRoute):
         pair_values = values.unflatten(2, (pairs, 2)).flatten(3).repeat_interleave(2, dim=2)
         u = attend(F.pad(q, (0, width)), F.pad(keys, (0, width)), pair_values)
         first, second = u.unflatten(2, (pairs, 2, -1)).unbind(3)  # (B, L, pairs, H / G, 2d)
-        share, start = self._share(layer)
-        row = self.scales[self.row_of[layer]] * (1 - start)
-        difference = first - share.to(u.dtype) * second
-        normed = F.rms_norm(difference, row.shape, row.to(u.dtype), _EPS).to(u.dtype)
+        lam, lam_0 = self._lambdas(layer)
+        scale = self.scales[self.row_of[layer]] * (1 - lam_0)
+        difference = first - lam.to(u.dtype) * second
+        normed = F.rms_norm(difference, scale.shape, scale.to(u.dtype), _EPS).to(u.dtype)
         # Output heads stand where the plain model has those of the same values.
         return normed.unflatten(-1, (2, width)).transpose(3, 4).flatten(2, 4)
 
     def heads_per_value(self, layer: int) -> int:
         return 2
 
-    def _share(self, layer: int) -> tuple[Tensor, float]:
-        """Return λ and λ_0."""
-        start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+    def _lambdas(self, layer: int) -> tuple[Tensor, float]:
+        """Return a layer's λ and λ_0."""
+        lam_0 = 0.8 - 0.6 * math.exp(-0.3 * layer)
         query_1, key_1, query_2, key_2 = self.vectors[self.row_of[layer]].unbind()
-        return (query_1 @ key_1).exp() - (query_2 @ key_2).exp() + start, start
+        return (query_1 @ key_1).exp() - (query_2 @ key_2).exp() + lam_0, lam_0

@@ -48,6 +48,7 @@ class Gated(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Shut the gates, as far as lets them learn; see `ValueRoute.start_plain`."""
         if self.gate != "relu":
             return super().start_plain()
         for weight in self.gates.parameters():
@@ -58,6 +59,7 @@ class Gated(Gates):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Add the first layer's values times the gates to this layer's, or mix the two."""
         logits = self.gate_logits(layer, x).unsqueeze(-1)
         first = memory[FIRST_VALUE]
         if self.gate == "relu":

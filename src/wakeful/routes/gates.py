@@ -17,7 +17,7 @@ from wakeful.variants.shape import Shape
 GatePer = Literal["head", "channel"]
 GateFunction = Literal["sigmoid", "softplus"]
 _SOFTPLUS_1 = math.log(math.e - 1)
-"""Its softplus is 1."""
+"""The number whose softplus is 1."""
 
 
 class Gates(ValueRoute):
@@ -54,8 +54,8 @@ class Gates(ValueRoute):
             )
         self.gates = nn.ModuleDict()
         for layer in self.layers:
-            read = self.channels or shape.width
-            gate = nn.Linear(read, self.width(shape), bias=self.biased)
+            num_inputs = self.channels or shape.width
+            gate = nn.Linear(num_inputs, self.width(shape), bias=self.biased)
             nn.init.normal_(gate.weight, std=self.deviation)
             if self.biased:
                 nn.init.constant_(gate.bias, self.start)
@@ -71,15 +71,19 @@ class Gates(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Open or shut all gates, but for as much as lets them learn; return a sentence on that.
+
+        Gates whose own `start` is past that point already stay as they are.
+        """
         if self.start / self.plain_bias >= 1:
             return super().start_plain()
         for gate in self.gates.values():
             assert isinstance(gate, nn.Linear)
             gate.weight.zero_()
             gate.bias.fill_(self.plain_bias)
-        share = 1 / (1 + math.exp(-self.plain_bias))
+        value = 1 / (1 + math.exp(-self.plain_bias))
         end = "wide open" if self.plain_bias > 0 else "shut"
-        return f"{self} starts with gates of {share:.4f}, for a gate that is {end} cannot learn"
+        return f"{self} starts with gates of {value:.4f}, for a gate that is {end} cannot learn"
 
     def gate_logits(self, layer: int, x: Tensor) -> Tensor:
         """Return W h_n + b (B, L, width) for a layer's normalized input x (B, L, D)."""
@@ -127,6 +131,7 @@ class OutputGate(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Open the gates: softplus ones to exactly 1, sigmoid ones as far as lets them learn."""
         if self.gate == "sigmoid":
             return super().start_plain()
         for name, parameter in self.gates.named_parameters():

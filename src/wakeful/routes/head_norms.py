@@ -31,10 +31,11 @@ class HeadNorm(ValueRoute):
         self.scale = scale
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create λ = 1 for each layer, if there is one."""
         super().attach(shape, layers)
-        scaled = self.layers if self.scale else ()
+        with_scale = self.layers if self.scale else ()
         self.scales = nn.ParameterDict(
-            {str(layer): nn.Parameter(torch.ones(shape.head_width)) for layer in scaled}
+            {str(layer): nn.Parameter(torch.ones(shape.head_width)) for layer in with_scale}
         )
 
     def single_channels(self) -> Mapping[Basis, str]:

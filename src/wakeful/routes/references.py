@@ -35,10 +35,11 @@ class _Projection(_Residual):
         return frozenset({self.earlier(layer)})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Mix this layer's projection with the earlier layer's."""
         earlier = self.earlier(layer)
-        name = earlier.kind[0]
-        mixed = torch.lerp(getattr(qkv, name), memory[earlier], self.weight)
-        return qkv._replace(**{name: mixed})
+        field = earlier.kind[0]  # "query", "key", "value" are q, k, v in `QKV`
+        mixed = torch.lerp(getattr(qkv, field), memory[earlier], self.weight)
+        return qkv._replace(**{field: mixed})
 
 
 class QueryResidual(_Projection):
@@ -94,6 +95,7 @@ class AttentionResidual(_Residual):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
+        """Return the mean of two attention outputs over this layer's values, by A_1 and by A_n."""
         first = attend(memory[FIRST_QUERY], memory[FIRST_KEYS], values, like=0)
         return torch.lerp(attend(q, keys, values), first, self.weight)
 
@@ -141,6 +143,7 @@ class CrossLayer(ValueRoute):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
+        """Return attention over this layer's and layer m's keys and values, one after the other."""
         source = self._source_layer(layer)
         both_keys = torch.cat([keys, memory[Read("keys", source)]], dim=1)
         both_values = torch.cat([values, memory[Read("values", source)]], dim=1)

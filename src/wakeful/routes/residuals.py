@@ -58,6 +58,7 @@ class ResFormer(ValueRoute):
         self.init = (float(init[0]), float(init[1]))
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create the weights: two for each layer ("learnable"), or λ_s and λ' ("plus")."""
         super().attach(shape, layers)
         if self.mode == "learnable":
             self.weights = nn.Parameter(torch.tensor([self.init] * len(self.layers)))
@@ -67,15 +68,20 @@ class ResFormer(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Set learnable weights to 0 and 1, the plain value; see `ValueRoute.start_plain`."""
         if self.mode != "learnable":
             return super().start_plain()
-        if self.layers:
+        if self.layers:  # without layers the tensor has no column
             self.weights.copy_(torch.tensor([0.0, 1.0]))
         return ""
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy weights by layer; in mode "plus" keep each layer's share of the total."""
+        """Copy weights by layer; in mode "plus" so that λ_{n,1} stays what it was in the reference.
+
+        Raises:
+            WakefulError: in mode "plus" a layer comes from one that has no weight there.
+        """
         if self.mode != "plus":
             super().take_over(reference, sources)
             return
@@ -85,10 +91,10 @@ class ResFormer(ValueRoute):
                 f"{self} shares one total among its layers, and one of them would come from a "
                 "layer that has no share in the reference; inherit with another route"
             )
-        # λ_s · softmax(λ')_n stays the same for all inherited layers.
+        # A softmax over fewer layers divides by the sum of their old shares: λ_s makes up for it.
         rows = [reference.row_of[sources[layer]] for layer in self.layers]
-        share = reference.share.softmax(0)[rows].sum()
-        self.total.copy_(reference.total * share)
+        sum_of_shares = reference.share.softmax(0)[rows].sum()
+        self.total.copy_(reference.total * sum_of_shares)
         self.share.copy_(reference.share[rows])
 
     def reads(self, layer: int) -> frozenset[Read]:
@@ -130,6 +136,7 @@ class Dense(ValueRoute):
         self.vanilla_start = vanilla_start
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create the weights of each layer's own and all earlier values, if they are learned."""
         super().attach(shape, layers)
         self.weights = nn.ParameterDict()
         for layer in self.layers if self.learned else ():
@@ -140,6 +147,7 @@ class Dense(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Weigh each layer's own values by 1, earlier ones by 0; see `ValueRoute.start_plain`."""
         if not self.learned:
             return super().start_plain()
         for layer in self.layers:
@@ -148,7 +156,12 @@ class Dense(ValueRoute):
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy each layer's weights of earlier values, 0 for a new layer."""
+        """Copy each layer's weights of its own and earlier layers' values; a new layer's values get
+        the weight 0.
+
+        Raises:
+            WakefulError: layers are not in the reference's order, or one comes twice.
+        """
         assert isinstance(reference, Dense)
         if not self.learned:
             return
@@ -159,7 +172,7 @@ class Dense(ValueRoute):
                 f"order and once each, not as {list(sources)}"
             )
         for layer in self.layers:
-            if str(sources[layer]) not in reference.weights:
+            if str(sources[layer]) not in reference.weights:  # new, or the reference's first
                 continue
             source_weights = reference.weights[str(sources[layer])]
             for earlier, source in enumerate(sources[: layer + 1]):
@@ -169,6 +182,7 @@ class Dense(ValueRoute):
         return frozenset(Read("value", earlier) for earlier in range(layer))
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Replace the values by the weighted sum of them and all earlier layers'."""
         values = [memory[Read("value", earlier)] for earlier in range(layer)] + [qkv.v]
         if not self.learned:
             return qkv._replace(v=sum(values[1:], start=values[0]) / len(values))
@@ -201,6 +215,7 @@ class NeuTRENO(ValueRoute):
         return u + self.lam * difference.repeat_interleave(u.shape[2] // v.shape[2], dim=2)
 
     def check(self, layer: int, sources: list[Source]) -> None:
+        """Raise `WakefulError` if the layer borrows the first layer's values, V_n = V_1."""
         if sources[layer].value == 0:
             raise WakefulError(
                 f"neutreno would add nothing at layer {layer}: that layer uses the first layer's "

@@ -27,6 +27,7 @@ class SVFormer(ValueRoute):
         self.anchors = tuple(anchors)
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Bind the route to layers; raise `WakefulError` if an anchor is past the last."""
         if self.anchors[-1] >= shape.num_layers:
             raise WakefulError(
                 f"svformer: anchor {self.anchors[-1]} is past the last layer {shape.num_layers - 1}"

@@ -38,11 +38,12 @@ class ValueEmbedding(Gates):
         return shape.num_kv_heads
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create gates and a table for one layer in `every`, counted back from the last."""
         last = shape.num_layers - 1
         super().attach(shape, [layer for layer in layers if (last - layer) % self.every == 0])
-        wide = shape.num_kv_heads * shape.head_width
+        table_width = shape.num_kv_heads * shape.head_width
         self.tables = nn.ModuleDict(
-            {str(layer): nn.Embedding(shape.vocab_size, wide) for layer in self.layers}
+            {str(layer): nn.Embedding(shape.vocab_size, table_width) for layer in self.layers}
         )
 
     def roles(self) -> Mapping[str, Role]:
@@ -60,6 +61,11 @@ class ValueEmbedding(Gates):
         return ""
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        """Copy tables and gates by layer.
+
+        Raises:
+            WakefulError: a layer with a table would become one without.
+        """
         for layer, source in enumerate(sources):
             if source in reference.layers and layer not in self.layers:
                 raise WakefulError(
@@ -72,7 +78,8 @@ class ValueEmbedding(Gates):
         return frozenset({TOKENS})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Add each token's row of the layer's table to its values, times the gates."""
         rows = self.tables[str(layer)](memory[TOKENS]).to(qkv.v.dtype)
         gate = self.gate_logits(layer, x).sigmoid().unsqueeze(-1)
-        embedded = rows.unflatten(-1, qkv.v.shape[2:])
-        return qkv._replace(v=torch.addcmul(qkv.v, gate, embedded, value=self.peak))
+        by_head = rows.unflatten(-1, qkv.v.shape[2:])
+        return qkv._replace(v=torch.addcmul(qkv.v, gate, by_head, value=self.peak))

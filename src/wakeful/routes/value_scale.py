@@ -11,7 +11,7 @@ from wakeful.routes.base import QKV, Memory, ValueRoute
 from wakeful.variants.shape import Shape
 
 _NEARLY_PLAIN = -8.0
-"""A θ whose C is 0.0003 of what it starts as."""
+"""A θ at which C is 0.0003 of what it is at θ = 0."""
 
 
 class ValueScale(ValueRoute):
@@ -36,6 +36,7 @@ class ValueScale(ValueRoute):
         self.std = std
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create θ = 0 for each layer and value head."""
         super().attach(shape, layers)
         heads = shape.num_kv_heads
         self.exponents = nn.ParameterDict(
@@ -44,16 +45,18 @@ class ValueScale(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        if not self.std:
+        """Set θ so that C is small, but not 0: see `ValueRoute.start_plain`."""
+        if not self.std:  # C is 0
             return ""
         for exponents in self.exponents.values():
             exponents.fill_(_NEARLY_PLAIN)
-        share = math.exp(_NEARLY_PLAIN)  # C = 0 would be plain, but then θ has no gradient
-        return f"{self} starts with C of {share:.4f} of their size, for zero cannot learn"
+        factor = math.exp(_NEARLY_PLAIN)  # C = 0 would be plain, but then θ has no gradient
+        return f"{self} starts with C of {factor:.4f} of their size, for zero cannot learn"
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        size = torch.linalg.vecdot(qkv.v, qkv.v).unsqueeze(-1)
+        """Scale each value by r / (r + C), r its squared norm."""
+        r = torch.linalg.vecdot(qkv.v, qkv.v).unsqueeze(-1)
         start = self.shape.width * self.shape.head_width * self.std**2
-        bound = (start * self.exponents[str(layer)].exp()).to(size.dtype).unsqueeze(-1)
-        total = (size + bound).clamp_min(torch.finfo(size.dtype).tiny)
-        return qkv._replace(v=size / total * qkv.v)
+        c = (start * self.exponents[str(layer)].exp()).to(r.dtype).unsqueeze(-1)
+        total = (r + c).clamp_min(torch.finfo(r.dtype).tiny)
+        return qkv._replace(v=r / total * qkv.v)

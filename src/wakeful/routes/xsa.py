@@ -31,19 +31,21 @@ class XSA(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Set a learned α to 0; see `ValueRoute.start_plain`."""
         if not self.learned:
             return super().start_plain()
         self.strengths.zero_()
         return ""
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        # The heads of a group are taken together, so that no value is repeated.
+        """Return u − α (u · v̂) v̂ of each head."""
+        # Query heads that share a value head are taken together, so that no value is repeated.
         groups = v.shape[2]
-        length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-        direction = (v / length.clamp_min(torch.finfo(v.dtype).tiny)).unsqueeze(3)
+        norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+        direction = (v / norm.clamp_min(torch.finfo(v.dtype).tiny)).unsqueeze(3)
         grouped = u.unflatten(2, (groups, -1))
-        share = (grouped * direction).sum(-1, keepdim=True)
+        component = (grouped * direction).sum(-1, keepdim=True)  # u · v̂
         if self.learned:
-            strength = self.strengths[self.row_of[layer]].tanh().to(u.dtype)
-            share = share * strength.view(groups, -1, 1)
-        return torch.addcmul(grouped, share, direction, value=-1).flatten(2, 3)
+            alpha = self.strengths[self.row_of[layer]].tanh().to(u.dtype)
+            component = component * alpha.view(groups, -1, 1)
+        return torch.addcmul(grouped, component, direction, value=-1).flatten(2, 3)
