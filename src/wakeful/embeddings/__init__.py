@@ -36,7 +36,9 @@ class Embedding(Variant, nn.Module):
         return x
 
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return table and head (V, D) with which the embedding `folded_name` is this function."""
+        """Return (table, head), (V, D) each, with which the embedding `folded_name` is the same
+        function, given those of this one.
+        """
         return table, head
 
 
@@ -78,9 +80,10 @@ class Projected(Embedding):
 
     @torch.no_grad()
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        exact = torch.promote_types(table.dtype, torch.float32)
-        first, last = self.first.weight.to(exact), self.last.weight.to(exact)
-        return (table.to(exact) @ first.T).to(table.dtype), (head.to(exact) @ last).to(head.dtype)
+        """Return the table times R_1ᵀ, and the head times R_2."""
+        wide = torch.promote_types(table.dtype, torch.float32)
+        first, last = self.first.weight.to(wide), self.last.weight.to(wide)
+        return (table.to(wide) @ first.T).to(table.dtype), (head.to(wide) @ last).to(head.dtype)
 
 
 class Scaled(Embedding):

@@ -32,7 +32,9 @@ class Normalizer(Variant, nn.Module, ABC):
         self.num_heads = shape.num_heads
 
     def start_plain(self) -> str:
-        """Set the parameters as close to the softmax as possible; return the change, "" if none."""
+        """Set the parameters as close to the softmax as possible; return how the weights differ
+        from the softmax's nevertheless, as a sentence, "" if they do not.
+        """
         if str(self) == self.neutral:
             return ""
         if not self.fused:

@@ -49,5 +49,6 @@ class Softcap(Normalizer):
         self.cap = cap
 
     def weights(self, logits: Tensor) -> Tensor:
+        # The cap would lift the −∞ of masked logits to −c: they are masked again.
         capped = self.cap * torch.tanh(logits / self.cap)
         return sink_softmax(capped.masked_fill(logits == -torch.inf, -torch.inf), None)

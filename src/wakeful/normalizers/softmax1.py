@@ -7,9 +7,9 @@ from wakeful.normalizers.base import Normalizer
 from wakeful.variants.shape import Shape
 
 _NEARLY_SOFTMAX = -8.0
-"""A sink's logarithm that adds 0.0003 to the denominator."""
+"""An s that adds 0.0003 to the denominator."""
 _NO_SINK = -1000.0
-"""Below this a sink adds nothing in any precision, and never learns."""
+"""An s below this adds nothing to the denominator in any precision, and never learns."""
 
 
 class Softmax1(Normalizer):
@@ -29,6 +29,7 @@ class Softmax1(Normalizer):
         self.start = start
 
     def attach(self, shape: Shape) -> None:
+        """Create s for each head: a parameter, or a constant that is not saved."""
         super().attach(shape)
         size = (shape.num_heads,)
         if self.learned:
@@ -40,6 +41,9 @@ class Softmax1(Normalizer):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Make learned sinks as small as lets them learn, unless they start smaller; return a
+        sentence on what they change, "" if nothing.
+        """
         if self.learned and self.start < _NO_SINK:
             return ""
         if not self.learned or self.start <= _NEARLY_SOFTMAX:

@@ -29,7 +29,8 @@ class Softpick(Normalizer):
         self.eps = eps
 
     def weights(self, logits: Tensor) -> Tensor:
-        top = logits.amax(-1, keepdim=True).clamp_min(0)
-        above = torch.exp(logits - top) - torch.exp(-top)
-        total = above.abs().masked_fill(logits == -torch.inf, 0).sum(-1, keepdim=True)
-        return above.relu() / (total + self.eps)
+        m = logits.amax(-1, keepdim=True).clamp_min(0)
+        terms = torch.exp(logits - m) - torch.exp(-m)  # (e^x − 1) / e^m
+        # A masked logit's term is −e^{−m}, and must not count.
+        total = terms.abs().masked_fill(logits == -torch.inf, 0).sum(-1, keepdim=True)
+        return terms.relu() / (total + self.eps)

@@ -50,7 +50,8 @@ class Norm(Variant, nn.Module, ABC):
         self.spec = spec
 
     def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
-        """Remove the scales γ and biases β of the channels from the norm, and return them.
+        """Set the channels' scales γ to 1 and their biases β to 0; return (γ, β) as they were, None
+        for what the norm does not have.
 
         The remaining norm commutes with rotations (of vectors with zero mean, where it `centers`).
 
@@ -60,10 +61,12 @@ class Norm(Variant, nn.Module, ABC):
         raise WakefulError(f"model.norm = {self} has no scale that could be taken out of it")
 
     def take_over(self, reference: "Norm") -> None:
-        """Adapt parameters copied from the same norm in another layer to this norm's position."""
+        """Adapt this norm's parameters, which were copied from the same norm in another layer, to
+        its own position, so that it computes what `reference` does.
+        """
 
     def folded(self) -> dict[str, Tensor]:
-        """Return the parameters with which the norm `folded_name` is the same function."""
+        """Return by name the parameters with which the norm `folded_name` is the same function."""
         return {}
 
     @abstractmethod

@@ -32,8 +32,9 @@ class GatedNorm(Norm):
         self.rank = rank
 
     def attach(self, spec: NormSpec) -> None:
+        """Create γ (`scale`), W_down and W_up."""
         super().attach(spec)
-        # Not called weight, which whatever divides a norm's output would multiply into.
+        # Not `weight`: what scales a norm's output changes the parameter of that name.
         self.scale = nn.Parameter(torch.ones(spec.width))
         self.down = nn.Parameter(torch.zeros(self.rank, spec.width))
         self.up = nn.Parameter(torch.zeros(spec.width, self.rank))

@@ -14,16 +14,17 @@ from wakeful.tracing import differentiate, is_differentiated_again, is_transform
 def rms_norm(
     x: Float[Tensor, "*B D"], weight: Float[Tensor, "scales"], eps: float
 ) -> Float[Tensor, "*B D"]:
-    """Return x / √(mean x² + ε) · γ over the channels; γ has one entry, or one a channel."""
+    """Return x / √(mean x² + ε) · γ over the channels; γ has one entry, or one for each channel."""
     weight = weight.to(x.dtype)
     if x.device.type == "cpu" and not is_transformed():
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, weight, eps)
-        return _normed(x, weight, eps)[0]
-    return _by_torch(x, weight, eps)
+        normed, _ = _normalize(x, weight, eps)
+        return normed
+    return _rms_norm_by_torch(x, weight, eps)
 
 
-def _by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.shape[0] == 1:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     return F.rms_norm(x, x.shape[-1:], weight, eps)
@@ -37,33 +38,39 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out, inverse = _normed(x, weight, eps)
-        ctx.save_for_backward(x, inverse, weight)
+        out, inverse_rms = _normalize(x, weight, eps)
+        ctx.save_for_backward(x, inverse_rms, weight)
         ctx.eps = eps
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, inverse, weight = ctx.saved_tensors
+        """Return dx and dγ by the class's formulas; by torch's own norm, which can be
+        differentiated, where that is to be done again.
+        """
+        x, inverse_rms, weight = ctx.saved_tensors
         if is_differentiated_again():
-            definition = partial(_by_torch, eps=ctx.eps)
+            definition = partial(_rms_norm_by_torch, eps=ctx.eps)
             return *differentiate(definition, (x, weight), grad), None
-        normed = x * inverse
-        grad_weight = (grad * normed).flatten(0, -2).sum(0).sum_to_size(weight.shape)
-        scaled = grad * weight
-        inner = torch.linalg.vecdot(scaled, normed).div_(-x.shape[-1]).unsqueeze(-1)
-        return scaled.addcmul_(normed, inner).mul_(inverse), grad_weight, None
+        n = x * inverse_rms
+        # γ may have one entry for all channels: `sum_to_size` adds them up then.
+        grad_weight = (grad * n).flatten(0, -2).sum(0).sum_to_size(weight.shape)
+        g = grad * weight
+        minus_mean = torch.linalg.vecdot(g, n).div_(-x.shape[-1]).unsqueeze(-1)
+        return g.addcmul_(n, minus_mean).mul_(inverse_rms), grad_weight, None
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    exact = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    square = torch.linalg.vecdot(exact, exact)
-    inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
-    return (x * inverse).mul_(weight), inverse
+def _normalize(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (the normalized states times γ, 1 / √(mean x² + ε)); sums are at least float32."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    sum_of_squares = torch.linalg.vecdot(wide, wide)
+    inverse_rms = sum_of_squares.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
+    return (x * inverse_rms).mul_(weight), inverse_rms
 
 
 class RMSNorm(Norm):
-    """x / √(mean x² + ε) · γ, γ a channel (RMSNorm-M of From Attention to Activation, section 3).
+    """x / √(mean x² + ε) · γ, one γ for each channel (RMSNorm-M of From Attention to Activation,
+    section 3).
 
     γ starts at 1.
     """

@@ -47,6 +47,7 @@ class Mixed(Placement):
         self.share = share
 
     def at(self, layer: int, num_layers: int) -> NormOrder:
+        # 1e-9: a product such as 0.29 · 100 comes out just below the integer.
         return "over" if layer < math.floor(self.share * num_layers + 1e-9) else "before"
 
 

@@ -69,6 +69,6 @@ class Llama3(RopeScaling):
         self.high = high
 
     def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
-        turns = frequencies * (self.original_length / (2 * math.pi))
-        blend = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
-        return frequencies * (blend + (1 - blend) / self.factor)
+        r = frequencies * (self.original_length / (2 * math.pi))
+        s = ((r - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequencies * (s + (1 - s) / self.factor)

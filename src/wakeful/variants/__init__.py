@@ -27,9 +27,9 @@ from wakeful.variants.discovery import (
 from wakeful.variants.roles import HasRoles, Role
 
 _LONGEST = 2_000
-"""Characters of an expression; it is a name and a few options."""
+"""Most characters of an expression; it is a name and a few options."""
 _LARGEST = 100_000
-"""Bound of a range; it counts layers."""
+"""Largest bound of a range; it counts layers."""
 _FOREIGN = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b([^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*)"""
 )
@@ -60,7 +60,11 @@ class Variant(HasRoles):
         register_external_class(cls)
 
     def __str__(self) -> str:
-        """Return the expression that builds this variant, without options at their defaults."""
+        """Return the expression that builds this variant, without options at their defaults.
+
+        Raises:
+            WakefulError: the class does not keep an option under its name.
+        """
         parts = []
         for parameter in _options(type(self)).values():
             if not hasattr(self, parameter.name):
@@ -91,7 +95,7 @@ class FieldVariant(Variant):
 @cache
 def variants_by_name(folder: str) -> dict[str, type[Variant]]:
     """Return the classes of all variants of a folder ("routes", "ropes", "optim.rotations" ...) by
-    their names in expressions.
+    their names in expressions. A class without examples of its own is a base, and is left out.
     """
     return {
         variant_name(kind): kind
@@ -129,10 +133,10 @@ def build_call(
     folder: str = "",
     imports: bool = False,
 ) -> "partial[Any]":
-    """Return the function that an expression names, with the options that it sets.
+    """Return the function that an expression names, with the options that the expression sets.
 
-    It is one of `functions`, or a user's class or function (`module:Name`), and is called later
-    with its first argument, such as an optimizer with the parameters. An option may be a variant of
+    The function is one of `functions`, or a user's class or function (`module:Name`). The caller
+    passes its first argument, such as the parameters of an optimizer. An option may be a variant of
     `folder`; without `folder` it is a plain value. `field` names the setting in errors; `imports`
     is as in `build`.
 
@@ -166,13 +170,13 @@ def expression_of(folder: str, part: Variant) -> str:
 
 
 def external_names(expression: str) -> list[str]:
-    """Return every `module:Name` in an expression."""
+    """Return every `module:Name` in an expression, outside of strings."""
     return [match[2] for match in _FOREIGN.finditer(expression) if match[2] is not None]
 
 
 def external_module_files(*values: object) -> dict[str, str]:
-    """Return the files of the imported modules that strings in nested tables and lists name as
-    `module:Name`, by module.
+    """Return, by module, the files of the imported modules that expressions name (`module:Name`);
+    the expressions are strings anywhere in `values`, which may be nested tables and lists.
     """
     return module_files(name for text in _iterate_strings(values) for name in external_names(text))
 
@@ -201,8 +205,8 @@ class _ExpressionParser:
         self.external: dict[str, str] = {}
 
     def _replace_external(self, match: re.Match[str]) -> str:
-        """Return the Python name that replaces a matched `module:Name`; a string stays."""
-        if match[1] is not None:
+        """Return the Python name that replaces a match of `_FOREIGN`; a string stays."""
+        if match[1] is not None:  # a string
             return match[0]
         name = f"external_{len(self.external)}_"
         self.external[name] = match[2]
@@ -233,7 +237,11 @@ class _ExpressionParser:
             raise WakefulError(f"{self.title} {self.expression!r} is nested too deeply") from None
 
     def build_variant(self, node: ast.expr, *, is_option: bool = False) -> Any:
-        """Build the variant that a syntax node names; `is_option`: as an option of another one."""
+        """Build the variant that a syntax node names; `is_option`: as an option of another one.
+
+        Raises:
+            WakefulError: the class or an option is unknown, or an option has another type.
+        """
         call, called = self._as_call(node)
         variant_class = self._find_class(called, is_option)
         arguments = [self._evaluate(argument) for argument in call.args]
@@ -252,6 +260,10 @@ class _ExpressionParser:
     ) -> "partial[Any]":
         """Return the function that a syntax node names, one of `functions` or a user's, with the
         options that the node sets.
+
+        Raises:
+            WakefulError: the function or an option is unknown, an option has another type, or one
+                is given without its name.
         """
         call, called = self._as_call(node)
         name = self._unparse(call.func)
@@ -269,12 +281,17 @@ class _ExpressionParser:
             raise WakefulError(f"{name}: name the option that is {self._unparse(call.args[0])}")
         options = list(_options(target).items())[1:]  # the first argument is the caller's
         keywords = self._evaluate_keywords(call, dict(options))
-        if called in functions:
+        if called in functions:  # a user's may have annotations that cannot be evaluated
             _check_types(name, target, keywords)
         return partial(target, **keywords)
 
     def _as_call(self, node: ast.expr) -> tuple[ast.Call, str]:
-        """Return a node as a call, a bare name without arguments, and the name that is called."""
+        """Return (call, name): a node as a call, and the name of what it calls. A bare name is a
+        call without arguments.
+
+        Raises:
+            WakefulError: the node is neither a name nor the call of one.
+        """
         if isinstance(node, ast.Name):
             node = ast.Call(func=node, args=[], keywords=[])
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -287,11 +304,15 @@ class _ExpressionParser:
     def _evaluate_keywords(
         self, call: ast.Call, options: Mapping[str, inspect.Parameter]
     ) -> dict[str, Any]:
-        """Return the values of a call's named arguments, each of which must be in `options`."""
+        """Return the values of a call's named arguments.
+
+        Raises:
+            WakefulError: one is not in `options`, is given twice, or has no plain value.
+        """
         name = self._unparse(call.func)
         keywords: dict[str, Any] = {}
         for keyword in call.keywords:
-            if keyword.arg is None or keyword.arg not in options:
+            if keyword.arg is None or keyword.arg not in options:  # None: **options
                 allowed = (
                     f"its options are {', '.join(options)}" if options else "it has no options"
                 )
@@ -322,7 +343,11 @@ class _ExpressionParser:
         return classes[name]
 
     def _find_external_class(self, name: str) -> type[Variant]:
-        """Return a user's class `module:Name`, which must be derived from a base of the folder."""
+        """Return a user's class `module:Name`.
+
+        Raises:
+            WakefulError: there is no such class, or it is not derived from a base of the folder.
+        """
         external = external_object(name, imports=self.imports)
         bases = _base_classes(self.folder)
         if not isinstance(external, type) or not issubclass(external, bases):
@@ -334,9 +359,13 @@ class _ExpressionParser:
         return external
 
     def _evaluate(self, node: ast.expr) -> Any:
-        """Return the value of an argument: a `range`, a variant, or a literal."""
-        call = node.func if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.Call) and isinstance(call, ast.Name) and call.id == "range":
+        """Return the value of an argument: a `range`, a variant, or a literal.
+
+        Raises:
+            WakefulError: the argument is something else, or a range that is too large.
+        """
+        function = node.func if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and isinstance(function, ast.Name) and function.id == "range":
             bounds = [self._evaluate(argument) for argument in node.args]
             if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
                 raise WakefulError(f"range takes one to three integers, not {ast.unparse(node)!r}")
@@ -381,7 +410,8 @@ def _folder_noun(folder: str) -> str:
 
 
 def _allowed_names(folder: str, is_option: bool) -> tuple[str, list[str]]:
-    """Return what an expression may name, for its error message: a noun, and all allowed names.
+    """Return (noun, names) for the error message of an unknown name: what kind of thing an
+    expression names, and the names that are allowed.
 
     A folder may hold parts of its variants too, such as the grids of quantization schemes, which
     are allowed only as an option (`is_option`) of another variant.
@@ -393,11 +423,15 @@ def _allowed_names(folder: str, is_option: bool) -> tuple[str, list[str]]:
         part_bases = tuple(base for base in bases if not issubclass(base, main_bases))
     if not part_bases:
         return noun, [
-            name for name, found in classes.items() if issubclass(found, main_bases or found)
+            name
+            for name, variant_class in classes.items()
+            if not main_bases or issubclass(variant_class, main_bases)
         ]
     allowed_bases = part_bases if is_option else main_bases
     names = [
-        name for name, found in classes.items() if issubclass(found, allowed_bases) and name != noun
+        name
+        for name, variant_class in classes.items()
+        if issubclass(variant_class, allowed_bases) and name != noun
     ]
     return " or ".join(base.__name__.lower() for base in allowed_bases), names
 
@@ -416,41 +450,43 @@ def _check_types(title: str, target: Callable[..., Any], keywords: dict[str, Any
     except NameError as error:
         raise WakefulError(f"the types of {title}'s options cannot be found: {error}") from None
     for name, value in keywords.items():
-        expected = hints.get(name)
-        if not _fits(value, expected):
-            named = expected.__name__ if isinstance(expected, type) else str(expected)
-            if get_origin(expected) is Literal:
-                named = " or ".join(map(repr, get_args(expected)))
-            raise WakefulError(f"{title}: {name} must be {named}, got {value!r}")
+        hint = hints.get(name)
+        if not _fits_type(value, hint):
+            expected = hint.__name__ if isinstance(hint, type) else str(hint)
+            if get_origin(hint) is Literal:
+                expected = " or ".join(map(repr, get_args(hint)))
+            raise WakefulError(f"{title}: {name} must be {expected}, got {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise WakefulError(f"{title}: {name} must be finite, got {value}")
-        if expected is float:
+        if hint is float:
             keywords[name] = float(value)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value fits a type hint: a class, float, a union, a `Literal`, a list or a
-    tuple; any other hint fits every value.
+def _fits_type(value: Any, hint: Any) -> bool:
+    """Return True if a value fits a type hint: a class, a union, a `Literal`, a list or a tuple;
+    any other hint fits every value.
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType, Literal):
-        return any(
-            value == option if origin is Literal else _fits(value, option) for option in inner
-        )
+    if origin is Literal:
+        return value in inner
+    if origin in (Union, types.UnionType):
+        return any(_fits_type(value, option) for option in inner)
     if origin is list:
-        return type(value) is list and all(_fits(item, inner[0]) for item in value)
+        return type(value) is list and all(_fits_type(item, inner[0]) for item in value)
     if origin is tuple:
-        items = inner[:1] * len(value) if inner[-1] is Ellipsis and type(value) is tuple else inner
-        return (
-            type(value) is tuple
-            and len(value) == len(items)
-            and all(_fits(item, option) for item, option in zip(value, items, strict=True))
-        )
-    if hint is float:
+        is_tuple = type(value) is tuple
+        # tuple[T, ...] has any number of items of one type.
+        item_hints = inner[:1] * len(value) if is_tuple and inner[-1] is Ellipsis else inner
+        has_length = is_tuple and len(value) == len(item_hints)
+        return has_length and all(map(_fits_type, value, item_hints))
+    return not isinstance(hint, type) or _fits_class(value, hint)
+
+
+def _fits_class(value: Any, kind: type) -> bool:
+    """Return True if a value is of a class; an integer fits float too, a boolean bool alone."""
+    if kind is float:
         return type(value) in (int, float)
-    if isinstance(hint, type):
-        return isinstance(value, hint) and (type(value) is not bool or hint is bool)
-    return True
+    return isinstance(value, kind) and (type(value) is not bool or kind is bool)
 
 
 @cache

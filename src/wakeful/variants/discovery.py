@@ -31,7 +31,7 @@ class NotTrusted(WakefulError):
         """
         module = name.partition(":")[0]
         files = files or {}
-        paths = {module: "", **files}
+        paths = {module: "", **files}  # a module without a recorded file is named itself
         flags = [file or entry for entry, file in paths.items() if not consent_entry(entry)]
         location = f" ({files[module]})" if files.get(module) else ""
         super().__init__(
@@ -43,8 +43,8 @@ class NotTrusted(WakefulError):
 
 
 _OUTSIDE: dict[str, object] = {}
-"""Objects from outside the package, by `module:Name`. A module that was imported for another
-purpose adds nothing to it: `os:system` in a file is a name that is not there."""
+"""Variants and other objects from outside the package, by `module:Name`: those that a file may
+name. A module that was imported for another purpose adds nothing: `os:system` is not there."""
 
 
 def package_classes(folder: str) -> Iterator[type]:
@@ -63,7 +63,7 @@ def package_classes(folder: str) -> Iterator[type]:
 
 
 def register_external_class(kind: type) -> None:
-    """Add a class to the table of classes by `module:Name`, if it is from outside the package."""
+    """Add a class from outside the package to the table of those that files may name."""
     if name := qualified_name(kind):
         _OUTSIDE[name] = kind
 
@@ -72,10 +72,10 @@ def external_object(name: str, *, imports: bool) -> object:
     """Return the object `module:Name` from outside the package; None if the module lacks the name.
 
     The module is imported only where the user wrote the name (`imports`) or trusts the module
-    (`CONSENT`); any other name must belong to a class that is in the table already.
+    (`CONSENT`). Any other name must be that of a class in a module that the user imported.
 
     Raises:
-        NotTrusted: the name is not in the table, and its module must not be imported.
+        NotTrusted: the name is of no such class, and its module must not be imported.
         WakefulError: the module cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
@@ -89,15 +89,15 @@ def external_object(name: str, *, imports: bool) -> object:
 
 
 def consent_entry(module: str) -> str:
-    """Return the entry of the environment variable `CONSENT` that allows a module, by the module's
-    name or the path of its file; "" for none.
+    """Return the entry of the environment variable `CONSENT` that allows importing a module; "" for
+    none. An entry is the module's name, or a path that ends in the module's file.
     """
     path = PurePosixPath(*module.split("."))
-    files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
+    module_files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
     entries = filter(None, os.environ.get(CONSENT, "").split(","))
     for entry in entries:
         parts = Path(entry).absolute().parts
-        if entry == module or any(parts[-len(file) :] == file for file in files):
+        if entry == module or any(parts[-len(file) :] == file for file in module_files):
             return entry
     return ""
 
@@ -137,7 +137,9 @@ def suggest_files(folder: object, files: Mapping[str, str]) -> Iterator[None]:
 
 
 def module_files(names: Iterable[str]) -> dict[str, str]:
-    """Return the file of each imported module that a `module:Name` names, by the module's name."""
+    """Return the files of the modules of these `module:Name`, by module; those that are not
+    imported or have no file are left out.
+    """
     module_names = [name.partition(":")[0] for name in names]
     modules = {name: sys.modules.get(name) for name in module_names}
     files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
@@ -153,17 +155,21 @@ def qualified_name(kind: type) -> str:
 def _import_module(module_name: str, name: str, entry: str) -> ModuleType:
     """Import a module: from the file `entry`, if that is a path, else as Python finds it, including
     in the working directory. `name` (`module:Name`) is for the error message.
+
+    Raises:
+        WakefulError: importing it fails, whatever it raises.
     """
-    # The console script, unlike `python -m`, leaves the working directory out of the path.
-    folder = os.getcwd()
-    added = folder not in sys.path and "" not in sys.path
-    file = Path(entry).resolve() if entry.endswith(".py") else None
-    if file is not None:
-        up = module_name.count(".") + (file.name == "__init__.py")
-        folder, added = str(file.parents[up]), True
-        sys.path.insert(0, folder)
-    elif added:
-        sys.path.append(folder)
+    if entry.endswith(".py"):
+        file = Path(entry).resolve()
+        # The folder that the module's dotted name starts from, before all others.
+        levels_up = module_name.count(".") + (file.name == "__init__.py")
+        added_folder = str(file.parents[levels_up])
+        sys.path.insert(0, added_folder)
+    else:
+        # The console script, unlike `python -m`, leaves the working directory out of the path.
+        added_folder = "" if "" in sys.path or os.getcwd() in sys.path else os.getcwd()
+        if added_folder:
+            sys.path.append(added_folder)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -171,6 +177,6 @@ def _import_module(module_name: str, name: str, entry: str) -> ModuleType:
             f"{name}: the module {module_name} cannot be imported ({type(error).__name__}: {error})"
         ) from error
     finally:
-        if added:
-            sys.path.remove(folder)
+        if added_folder:
+            sys.path.remove(added_folder)
     return module

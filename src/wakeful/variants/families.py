@@ -39,14 +39,15 @@ class MatrixPatterns:
     """True if layers store their matrices as (in, out), like `Conv1D`, not (out, in)."""
 
     def match_in_layer(self, name: str) -> tuple[str, Role] | None:
-        """Return the prefix of the layer stack and the role of a matrix inside a layer; None where
-        its name does not fit the family's patterns.
+        """Return (prefix, role) of a matrix inside a layer, the prefix being that of the stack of
+        layers; None where its name does not fit the family's patterns.
         """
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
-            stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
-            if stack is not None:
-                axis = int(role is READS) ^ self.transposed
-                return stack[1], dataclasses.replace(role, residual=axis)
+            match = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
+            if match is not None:
+                assert role.residual is not None
+                axis = 1 - role.residual if self.transposed else role.residual
+                return match[1], dataclasses.replace(role, residual=axis)
         return None
 
     def match_outside(self, name: str) -> Role | None:

@@ -14,8 +14,8 @@ _WRAPPER_PREFIX = "wakeful_before_"
 
 
 def wrapped_attention_name(inner: str, operation: str) -> str:
-    """Return the name of an attention implementation that does `operation` and then calls `inner`,
-    as in "wakeful_before_sdpa_round".
+    """Return the name of an attention implementation that does `operation` to keys and values and
+    then calls `inner`, as in "wakeful_before_sdpa_round".
     """
     return f"{_WRAPPER_PREFIX}{inner}_{operation}"
 

@@ -47,18 +47,20 @@ def group_entry_points(group: str) -> Mapping[str, EntryPoint]:
 
 def load_plugin_verb(name: str) -> Verb | None:
     """Return the verb that an installed package adds under this name; None if no package does."""
-    point = group_entry_points("verbs").get(name)
-    return point.load() if point else None
+    entry_point = group_entry_points("verbs").get(name)
+    return entry_point.load() if entry_point else None
 
 
 def preset_folders() -> list[Path]:
-    """Return the folders of presets of installed packages, whose top packages are imported."""
-    specs = (
-        importlib.util.find_spec(point.module) for point in group_entry_points("presets").values()
-    )
-    return [
-        Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()
-    ]
+    """Return the folders of presets that installed packages have. Where such a folder is inside a
+    package, that package is imported to find it.
+    """
+    folders: list[Path] = []
+    for entry_point in group_entry_points("presets").values():
+        spec = importlib.util.find_spec(entry_point.module)
+        if spec is not None:
+            folders += map(Path, spec.submodule_search_locations or ())
+    return folders
 
 
 def import_optional(

@@ -80,11 +80,14 @@ class RoleMarks:
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        """Yield modules as `nn.Module` does, each after marking its parameters with their roles."""
+        """Yield (name, module) as `nn.Module` does, each after marking its parameters with their
+        roles.
+        """
         module: Any = super()  # `nn.Module` comes after this class
         marking = _mark_modules(module.__self__)
         marked: set[nn.Module] = set()
         for name, part in module.named_modules(memo, prefix, remove_duplicate):
+            # Both go in the same order, but `memo` may leave out modules here: mark up to `part`.
             while part not in marked and (marked_part := next(marking, None)) is not None:
                 marked.add(marked_part)
             yield name, part
@@ -127,13 +130,18 @@ def _iterate_roles(
     A role is declared by the innermost module with `roles()` that names the parameter, else by the
     innermost `default_role`.
     """
-    visited: set[int] = set()
-    waiting: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
-    while waiting:
-        prefix, module, declared, default = waiting.pop()
+    visited: set[int] = set()  # a tied parameter is yielded once
+    # A stack of (prefix of names, module, roles declared by modules around it, default role).
+    stack: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
+    while stack:
+        prefix, module, declared, default = stack.pop()
         if isinstance(module, HasRoles):
-            default = default if module.default_role is None else module.default_role
-            declared = {**declared, **{prefix + k: role for k, role in module.roles().items()}}
+            if module.default_role is not None:
+                default = module.default_role
+            declared = {
+                **declared,
+                **{prefix + name: role for name, role in module.roles().items()},
+            }
         parameters: list[tuple[str, nn.Parameter, Role]] = []
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in visited:
@@ -147,4 +155,4 @@ def _iterate_roles(
             (f"{prefix}{name}.", child, declared, default)
             for name, child in module.named_children()
         ]
-        waiting += reversed(children)  # the first child comes off first
+        stack += reversed(children)  # the first child comes off first

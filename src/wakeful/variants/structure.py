@@ -19,9 +19,9 @@ def roles_by_structure(model: nn.Module) -> dict[int, Role]:
         return {}
     width, vocabularies = tables[0].embedding_dim, {table.num_embeddings for table in tables}
     roles: dict[int, Role] = {id(table.weight): TABLE for table in tables}
-    kinds: set[Role] = set()
+    found_roles: set[Role] = set()
     for module in model.modules():
-        if not isinstance(module, nn.Linear) or id(module.weight) in roles:
+        if not isinstance(module, nn.Linear) or id(module.weight) in roles:  # tied to a table
             continue
         role = None
         if module.in_features == width != module.out_features:
@@ -30,5 +30,5 @@ def roles_by_structure(model: nn.Module) -> dict[int, Role]:
             role = WRITES
         if role is not None:
             roles[id(module.weight)] = role
-            kinds.add(role)
-    return roles if kinds >= {READS, WRITES} else {}
+            found_roles.add(role)
+    return roles if found_roles >= {READS, WRITES} else {}
