@@ -58,7 +58,9 @@ def check_names(option: str, values: object) -> None:
     names = NAMES[FOLDERS[option]]
     for value in [values] if isinstance(values, str) else list(values):  # pyright: ignore
         name = value.partition("(")[0].strip()
+        # `module:Name`, a class of the user's, is no identifier.
         if name.isidentifier() and name not in names:
+            # `scheme(...)` is the general form, which is no name to choose.
             listed = ", ".join(entry for entry in names if entry != "scheme")
             raise WakefulError(
                 f"{option}={name!r} is not one of {listed}{did_you_mean(name, names)}"

@@ -54,9 +54,16 @@ def choose_device(name: str, *, field: str = "device") -> torch.device:
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype | None:
-    """Return the dtype of a dtype or its name; None for "auto", which keeps the stored type."""
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return None if isinstance(dtype, str) else dtype
+    """Return the dtype that is given itself or by name; None for "auto", which keeps the stored
+    type.
+
+    Raises:
+        WakefulError: the name is unknown.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return None
     if dtype not in DTYPES:
         raise WakefulError(f"dtype = {dtype!r}: must be one of auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
@@ -97,9 +104,9 @@ def estimate_seconds(
     side = 512 if device.type == "cpu" else 4096
     matrix = torch.ones(side, side, device=device, dtype=dtype)
     seconds = math.inf
-    for _ in range(3):
+    for _ in range(3):  # the fastest of three: the first also waits for libraries to load
         start = time.perf_counter()
         _ = (matrix @ matrix)[0, 0].item()  # waits for the device
         seconds = min(seconds, time.perf_counter() - start)
-    operations_per_second = 0.4 * 2 * side**3 / seconds
+    operations_per_second = 0.4 * 2 * side**3 / seconds  # a product takes 2 n³
     return operations / operations_per_second

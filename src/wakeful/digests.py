@@ -26,8 +26,8 @@ def json_digest(value: object) -> str:
 
 
 def state_sha256(model: "nn.Module", about: str = "") -> str:
-    """Return the SHA-256 of the text `about` and of a model's state: its tensors' names, and their
-    values as float32.
+    """Return the SHA-256 of the text `about` followed by a model's state: the names of its tensors,
+    and their values as float32.
     """
     digest = hashlib.sha256(about.encode())
     for name, tensor in model.state_dict().items():

@@ -55,17 +55,19 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     `" (did you mean 'x1', 'x2' or 'x3'?)"`.
     """
     names = list(candidates)
-    matches = [repr(name) for name in names if word and name.startswith(word)][:_HINTS]
-    matches = matches or [repr(name) for name in difflib.get_close_matches(word, names, n=1)]
+    matches = [name for name in names if word and name.startswith(word)][:_HINTS]
+    if not matches:
+        matches = difflib.get_close_matches(word, names, n=1)
     if not matches:
         return ""
-    *first, last = matches
-    return f" (did you mean {', '.join(first)}{' or ' if first else ''}{last}?)"
+    *others, last = map(repr, matches)
+    choices = f"{', '.join(others)} or {last}" if others else last
+    return f" (did you mean {choices}?)"
 
 
 def did_you_mean_path(path: str | Path) -> str:
-    """Return the hint of `did_you_mean` for a path that does not exist, among the files of its
-    folder; "" where none is close.
+    """Return the hint of `did_you_mean` for a path that does not exist, from the files of its
+    folder; "" where the path exists or no name is close.
     """
     path = Path(path)
     try:

@@ -62,8 +62,11 @@ class Figure:
         return self.value - baseline.value, _error_of_sum(changes - baseline_changes)
 
     def _linearized(self) -> np.ndarray:
-        """Return u_i = f'(r) (totals_i − r counts_i), by which each cluster moves the figure."""
-        ratio, slope = self.ratio, self.value if self.exponential else 1.0
+        """Return u_i = f'(r) (totals_i − r counts_i), by which each cluster moves the figure; NaN
+        where the figure is not finite.
+        """
+        ratio = self.ratio
+        slope = self.value if self.exponential else 1.0  # f'(r)
         if not math.isfinite(slope * ratio):
             return np.full(len(self.totals), math.nan)
         return slope * (self.totals - ratio * self.counts)
@@ -72,12 +75,11 @@ class Figure:
 def mean_and_error(values: ArrayLike) -> Estimate:
     """Return the mean and s / √n, with s the standard deviation of the n values (n − 1)."""
     array = np.asarray(values, dtype=np.float64)
-    # From the first value on: values that are equal have their mean and no error, to the bit.
+    # Deviations from the first value: equal values have exactly their mean, and no error.
     deviations = array - array[0]
     shift = deviations.mean()
-    return float(array[0] + shift), error_of_mean(
-        float(((deviations - shift) ** 2).sum()), array.size
-    )
+    squares = float(((deviations - shift) ** 2).sum())
+    return float(array[0] + shift), error_of_mean(squares, array.size)
 
 
 def error_of_mean(squares: float, count: int) -> float:
@@ -275,7 +277,8 @@ def _format_parts(value: float | None, error: float | None, sign: str) -> tuple[
     """
     if value is None or not math.isfinite(value):
         return "not finite", "", ""
-    half_width = error if error is not None and math.isfinite(error) and error > 0 else 0.0
+    has_error = error is not None and math.isfinite(error) and error > 0
+    half_width = error if has_error else 0.0
     size = max(abs(value), half_width)
     value_text, error_text, power = "", "", ""
     if size > _LARGE and half_width:

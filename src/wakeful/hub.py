@@ -9,27 +9,28 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-_NOT_HELD = (LocalEntryNotFoundError, OfflineModeIsEnabled)
+_NOT_IN_CACHE = (LocalEntryNotFoundError, OfflineModeIsEnabled)
+"""Errors of huggingface_hub for a file that is not in the cache."""
 
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Look for the hub's files in its cache alone where its address cannot be found.
+    """Inside the context, look for the hub's files in the cache alone if there is no network.
 
-    huggingface_hub would ask for each of them five times, with pauses, before it looks there.
+    huggingface_hub would ask the hub for each file five times, with pauses, before it looks there.
 
     Raises:
-        ConnectionError: that is so, and the cache lacks a file.
+        ConnectionError: there is no network, and the cache lacks a file.
     """
     host = urlsplit(constants.ENDPOINT).hostname or constants.ENDPOINT
-    if constants.HF_HUB_OFFLINE or _is_known(host):
+    if constants.HF_HUB_OFFLINE or _has_address(host):
         yield
         return
     constants.HF_HUB_OFFLINE = True
     try:
         yield
     except Exception as error:
-        if any(isinstance(cause, _NOT_HELD) for cause in _causes(error)):
+        if any(isinstance(cause, _NOT_IN_CACHE) for cause in _causes(error)):
             raise ConnectionError(
                 f"there is no network to {host}, and its files are not in the cache"
             ) from error
@@ -38,8 +39,8 @@ def hub_or_cache() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = False
 
 
-def _is_known(host: str) -> bool:
-    """Return True if a host has an address or a proxy is configured."""
+def _has_address(host: str) -> bool:
+    """Return True if a host's address is found, or a proxy is configured, which finds it."""
     if urllib.request.getproxies():
         return True
     try:
@@ -50,6 +51,7 @@ def _is_known(host: str) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it, the last first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -24,7 +24,7 @@ from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir
 
 AT_ONCE = 2**24
-"""Elements of a matrix to work on at a time, where each takes several numbers on the way."""
+"""Most elements of a matrix to work on at a time, where each takes several intermediate ones."""
 _aten = torch.ops.aten
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
 
@@ -58,11 +58,12 @@ class Paged(Tensor):
         the files' pages afterwards; views, and casts to the stored type, stay `Paged`.
         """
         kwargs, (first, *rest) = kwargs or {}, args
-        if func.is_view and func._can_decompose():  # a `reshape` or `to` may copy
+        if func.is_view and func._can_decompose():  # a `reshape` or `to`, which may copy
             return func.decompose(*args, **kwargs)
         if func.is_view:
             result = func(first.stored, *rest, **kwargs)
-            with torch.inference_mode(first.is_inference()):  # as autograd asks of a view
+            # Autograd wants a view to be an inference tensor if its base is one.
+            with torch.inference_mode(first.is_inference()):
                 return tree_map_only(Tensor, lambda part: cls(part, first.dtype), result)
         if func is _aten._to_copy.default and _asks_for_stored_type(first, kwargs):
             return cls(first.stored, first.stored.dtype)
@@ -70,7 +71,7 @@ class Paged(Tensor):
             raise RuntimeError("weights that stay in their files cannot be written to")
         used = [argument for argument in tree_leaves((args, kwargs)) if isinstance(argument, cls)]
         try:
-            if func is _aten.embedding.default:  # a few rows of a large table
+            if func is _aten.embedding.default:  # cast the few rows, not the large table
                 return func(first.stored, *rest, **kwargs).to(first.dtype)
             args, kwargs = tree_map_only(cls, to_plain_tensor, (args, kwargs))
             return func(*args, **kwargs)
@@ -97,14 +98,15 @@ def split_rows(matrix: Tensor) -> Sequence[Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tell whether all numbers of a tensor are finite. It looks at the smallest and the largest,
-    which are NaN where any number is.
+    """Return True if all numbers of a tensor are finite. Only the minimum and maximum of each part
+    are tested: a NaN in it makes both NaN.
     """
-    if not tensor.numel():
+    if not tensor.numel():  # aminmax takes no empty tensor
         return True
     wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # aminmax takes no float8
     for part in split_rows(tensor) if tensor.ndim > 1 else (tensor,):
-        if not all(bool(end.isfinite()) for end in to_memory(part).to(wide).aminmax()):
+        minimum, maximum = to_memory(part).to(wide).aminmax()
+        if not (minimum.isfinite() and maximum.isfinite()):
             return False
     return True
 
@@ -117,8 +119,8 @@ def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _asks_for_stored_type(tensor: Any, requested: dict[str, Any]) -> bool:
-    """Tell whether the options of a `to` ask for the type that a `Paged` tensor has in its file, on
-    the CPU: the result can then stay in the file.
+    """Return True if `tensor.to(**requested)` asks for the type that a `Paged` tensor has in its
+    file, on the CPU: the result can then stay in the file.
     """
     device = requested.get("device")
     return (
@@ -142,9 +144,10 @@ def release_pages(tensor: Tensor) -> None:
     if _DONT_NEED is None or not tensor.numel():
         return
     begin = tensor.data_ptr()
+    # The offset of the last element, for strides that may leave gaps.
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = begin + (last + 1) * tensor.element_size()
-    begin -= begin % mmap.PAGESIZE
+    begin -= begin % mmap.PAGESIZE  # madvise wants the beginning of a page
     _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)
 
 
@@ -187,27 +190,26 @@ def copy_to_file(tensor: Tensor) -> Paged:
 
 
 def store_like(source: Tensor, result: Tensor) -> Tensor:
-    """Store `result`, computed from the weight `source`, in the same place: in memory, or for a
-    `Paged` weight in a file, rounded to the type of the weight's file.
+    """Return `result`, which was computed from the weight `source`, stored in the same way: in
+    memory, or for a `Paged` weight in a file, floats rounded to the type of the weight's file.
     """
     if not isinstance(source, Paged):
         return result
-    dtype = source.stored.dtype
-    rounds = dtype.is_floating_point and result.is_floating_point()
-    file_copy = copy_to_file(result.to(dtype) if rounds else result)
+    stored_dtype = source.stored.dtype
+    is_rounded = stored_dtype.is_floating_point and result.is_floating_point()
+    file_copy = copy_to_file(result.to(stored_dtype) if is_rounded else result)
     return Paged(file_copy.stored, result.dtype)
 
 
 def load_weights(model: nn.Module) -> None:
     """Replace a model's `Paged` weights, which stay in files, by copies in memory, in place."""
-    parameters: dict[int, nn.Parameter] = {}
+    copies: dict[int, nn.Parameter] = {}  # by the weight's id: a tied weight has one copy
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if isinstance(parameter, Paged):
-                copied = parameters.get(id(parameter)) or nn.Parameter(
-                    to_memory(parameter.detach())
-                )
-                module._parameters[name] = parameters[id(parameter)] = copied
+                if id(parameter) not in copies:
+                    copies[id(parameter)] = nn.Parameter(to_memory(parameter.detach()))
+                module._parameters[name] = copies[id(parameter)]
 
 
 def replace_parameter(module: nn.Module, name: str, values: Tensor) -> None:
@@ -226,30 +228,32 @@ def page_matrices(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     They are cast to `dtype` on use. Vectors, buffers and weights that lie in memory are cast here.
     """
     files = _mapped_files()
-    parameters: dict[int, nn.Parameter] = {}
+    replaced: dict[int, nn.Parameter] = {}  # by the old one's id: a tied weight stays tied
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            computed = name in module._non_persistent_buffers_set
-            if buffer is not None and buffer.is_floating_point() and not computed:
+            # Buffers that are not saved were computed, such as RoPE's tables in float32.
+            is_computed = name in module._non_persistent_buffers_set
+            if buffer is not None and buffer.is_floating_point() and not is_computed:
                 module._buffers[name] = buffer.to(dtype)
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.is_floating_point():
                 continue
-            if id(parameter) not in parameters:
+            if id(parameter) not in replaced:
                 tensor = parameter.detach()
-                fits = torch.promote_types(tensor.dtype, dtype) == dtype
-                stays = tensor.ndim > 1 and fits and _lies_in(tensor, files)
-                tensor = Paged(tensor, dtype) if stays else tensor.to(dtype)
-                parameters[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
-            module._parameters[name] = parameters[id(parameter)]
+                is_widened = torch.promote_types(tensor.dtype, dtype) == dtype
+                stays_in_file = tensor.ndim > 1 and is_widened and _lies_in(tensor, files)
+                tensor = Paged(tensor, dtype) if stays_in_file else tensor.to(dtype)
+                replaced[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
+            module._parameters[name] = replaced[id(parameter)]
     return model
 
 
 def _mapped_files() -> Sequence[tuple[int, int]]:
     """Return the ranges of addresses (begin, end) at which files are mapped into this process."""
     mappings: list[tuple[int, int]] = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a system without /proc: nothing is known to be mapped
         for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+            # begin-end, permissions, offset, device, and the inode, 0 where there is no file.
             match = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ ([1-9]\d*) ", line)
             if match:
                 mappings.append((int(match[1], 16), int(match[2], 16)))
@@ -264,27 +268,29 @@ def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
 
 @contextlib.contextmanager
 def parameters_in_memory(*modules: nn.Module) -> Iterator[None]:
-    """Let the parameters of modules be copies in memory that may be written to, for a while.
+    """Inside the context, let the parameters of modules be copies in memory that may be written to.
 
-    Afterwards those of `Paged` ones are in files again, rounded to the type that they had there.
+    The copies stay. Only those of `Paged` parameters go back to files at the end, rounded to the
+    type that they had there.
     """
     parts = [part for module in modules for part in module.modules()]
-    tensors: dict[int, Tensor] = {}
-    own: dict[int, nn.Parameter] = {}
+    originals: dict[int, Tensor] = {}  # by the copy's id
+    copies: dict[int, nn.Parameter] = {}  # by the original's id: a tied parameter has one copy
     for part in parts:
         for name, parameter in part._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in own:
-                    copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                    own[id(parameter)], tensors[id(copied)] = copied, parameter
-                part._parameters[name] = own[id(parameter)]
+            if parameter is None:
+                continue
+            if id(parameter) not in copies:
+                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                copies[id(parameter)], originals[id(copied)] = copied, parameter
+            part._parameters[name] = copies[id(parameter)]
     yield
-    parameters: dict[int, nn.Parameter] = {}
+    in_files: dict[int, nn.Parameter] = {}  # by the copy's id
     for part in parts:
         for name, parameter in part._parameters.items():
-            source = None if parameter is None else tensors.get(id(parameter))
-            if isinstance(source, Paged):
-                if id(parameter) not in parameters:
-                    copy = store_like(source, cast(nn.Parameter, parameter).detach())
-                    parameters[id(parameter)] = nn.Parameter(copy, requires_grad=False)
-                part._parameters[name] = parameters[id(parameter)]
+            original = None if parameter is None else originals.get(id(parameter))
+            if isinstance(original, Paged):
+                if id(parameter) not in in_files:
+                    tensor = store_like(original, cast(nn.Parameter, parameter).detach())
+                    in_files[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
+                part._parameters[name] = in_files[id(parameter)]

@@ -36,8 +36,8 @@ def expand_home(path: str | Path) -> Path:
 
 
 def check_readable(path: Path) -> None:
-    """Raise `PermissionError` for a file that this user may not read; safetensors would report it
-    as missing.
+    """Raise `PermissionError` for a file that this user may not read, which safetensors would
+    report as missing.
     """
     path.open("rb").close()
 
@@ -53,10 +53,11 @@ def free_folder(path: str | Path) -> Path:
 
 
 def temporary_path_beside(path: Path) -> Path:
-    """Return a free hidden path in the same folder as `path`, to write what is then renamed to it.
+    """Return a free hidden path in the folder of `path`, for a file or folder that is renamed to
+    `path` once it is finished.
 
     Its name has the machine, boot and process that write to it. The first call for a folder removes
-    the temporary paths of processes that no longer run.
+    the temporary paths there of processes that no longer run.
     """
     _remove_abandoned(path.absolute().parent)
     owner = f"{_machine_id()}.{_boot_id()}.{os.getpid()}"
@@ -70,7 +71,7 @@ def _remove_abandoned(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             match = _PART.fullmatch(path.name)
-            if match is None or match[1] != _machine_id():
+            if match is None or match[1] != _machine_id():  # another machine's may still run
                 continue
             if match[2] == _boot_id() and _is_running(int(match[3])):
                 continue
@@ -81,8 +82,9 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
+    """Return True if a process of this id runs on this machine, whoever owns it."""
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):  # another user's

@@ -96,7 +96,7 @@ def score_ratio(score: Score, baseline: Score) -> Estimate:
 
 
 def can_combine(scores: Sequence[Score]) -> bool:
-    """Tell whether `combine_scores` can average these scores: each is a mean (not a perplexity)
+    """Return True if `combine_scores` can average these scores: each is a mean (not a perplexity)
     over two or more examples.
     """
     return all(len(score.keys) > 1 and not score.exponential for score in scores)
@@ -105,21 +105,23 @@ def can_combine(scores: Sequence[Score]) -> bool:
 def combine_scores(scores: Sequence[Score], shares: Sequence[float], task: str) -> Score:
     """Return a weighted mean of one model's scores as one score over all their examples.
 
-    With task t of mean m_t, error e_t and share a_t, Σ a_t = 1, it is Σ a_t m_t with the error
-    √(Σ a_t² e_t²): examples scatter around their own task's mean, as in a stratified sample. The
-    same holds of the paired difference between two models.
+    With task t of mean m_t, error e_t and share a_t (`shares`, which add up to 1), it is Σ a_t m_t
+    with the error √(Σ a_t² e_t²): examples scatter around their own task's mean, as in a stratified
+    sample. The same holds of the paired difference between two models. `task` names the result.
     """
     mean = sum(share * score.figure for share, score in zip(shares, scores, strict=True))
-    size = sum(len(score.keys) for score in scores)
+    num_examples = sum(len(score.keys) for score in scores)
     values: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     for share, score in zip(shares, scores, strict=True):
-        count, scale = len(score.keys), size * share / score.weights.sum()
-        # The error of all examples has size/(size − 1) where this task's has count/(count − 1).
-        exact = math.sqrt(count / (count - 1) * (size - 1) / size)
+        n = len(score.keys)
+        scale = num_examples * share / score.weights.sum()
+        # `Figure` multiplies the variance of all N examples by N/(N − 1), this task's by n/(n − 1).
+        correction = math.sqrt(n / (n - 1) * (num_examples - 1) / num_examples)
         deviations = score.values - score.figure * score.weights
         weights.append(scale * score.weights)
-        values.append(scale * exact * deviations + mean * weights[-1])
+        # The common mean, around which the task's examples scatter as around their own.
+        values.append(scale * correction * deviations + mean * weights[-1])
     return dataclasses.replace(
         scores[0], task=task, shots=same_shots(scores),
         keys=tuple(f"{score.task}/{key}" for score in scores for key in score.keys),
@@ -139,15 +141,15 @@ def average_tasks(scores: Sequence[Score]) -> list[Score]:
     Tasks have equal weight, however many examples they have, and a group counts once: its parts do
     not count beside it. The error is that of `combine_scores`. Perplexities are not averaged.
     """
-    task_averages: list[Score] = []
-    plain = [score for score in scores if not score.part_of and can_combine([score])]
-    for metric in dict.fromkeys(score.metric for score in plain):
-        tasks = [score for score in plain if score.metric == metric]
+    averages: list[Score] = []
+    counted = [score for score in scores if not score.part_of and can_combine([score])]
+    for metric in dict.fromkeys(score.metric for score in counted):
+        tasks = [score for score in counted if score.metric == metric]
         if len(tasks) > 1:
             shares = [1 / len(tasks)] * len(tasks)
             mean = combine_scores(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
-            task_averages.append(dataclasses.replace(mean, shots=0))
-    return task_averages
+            averages.append(dataclasses.replace(mean, shots=0))  # tables then name no shots
+    return averages
 
 
 def scores_table(scores: Sequence[Score]) -> pl.DataFrame:

@@ -20,9 +20,7 @@ def default_torch_state() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(
-            torch.random.fork_rng(devices=[])
-        )  # the caller's draws stay as they are
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         for kind in _AUTOCAST:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -46,8 +46,9 @@ def compute_preset_facts(name: str) -> PresetFacts:
     configs = [config_from_table(variant) for variant in split_variants(name, table).values()]
     sizes = [run_size(config) for config in configs]
     tokens = [c.train.steps * c.train.batch_size * c.train.length for c in configs]
+    # A size's operations are those of one token.
     variant_operations = [
-        size.operations * count for size, count in zip(sizes, tokens, strict=True)
+        size.operations * num_tokens for size, num_tokens in zip(sizes, tokens, strict=True)
     ]
     return PresetFacts(
         name,
@@ -62,13 +63,13 @@ def compute_preset_facts(name: str) -> PresetFacts:
 
 
 def sort_presets() -> tuple[list[PresetFacts], list[PresetFacts]]:
-    """Return the presets of one run, and those of several runs, each in order of their cost."""
-    all_facts = sorted(
+    """Return (presets of one variant, presets that compare several), cheapest first in both."""
+    presets = sorted(
         map(compute_preset_facts, preset_names()), key=lambda preset: preset.operations
     )
-    return [preset for preset in all_facts if preset.variants == 1], [
-        preset for preset in all_facts if preset.variants > 1
-    ]
+    single = [preset for preset in presets if preset.variants == 1]
+    several = [preset for preset in presets if preset.variants > 1]
+    return single, several
 
 
 def render_presets() -> RenderableType:

@@ -78,6 +78,7 @@ class ProgressBars(Display):
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
+        """Move the bar of training to a finished step, with its loss and speed."""
         text = f"{done}/{total}  {self._loss} {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
         text += _format_mfu(mfu)
         self._update_bar(self._name, done, total, text)
@@ -117,6 +118,7 @@ class ProgressLines(Display):
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
+        """Print a finished training step, with its loss, speed and the time left, if it is time."""
         if self._is_line_due(self._name, done, total):
             time_left = self._time_left(self._name, done, total)
             self.note(
@@ -163,6 +165,7 @@ def format_size(done: int, total: int | None) -> str:
     """Format bytes done and their total in a common unit: "1.2 of 3.0 MB"."""
     largest = max(done, total or 0)
     units = (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 1), ("bytes", 1.0, 0))
+    # The largest unit that fits; bytes where both are 0.
     unit, scale, decimals = next((entry for entry in units if largest >= entry[1]), units[-1])
     total_text = f" of {total / scale:.{decimals}f}" if total and total != done else ""
     return f"{done / scale:.{decimals}f}{total_text} {unit}"

@@ -77,11 +77,12 @@ def _check_head(head: bytes, name: str | Path) -> None:
     path = str(name)
     for offset, signature, ending, command in _PACKED:
         if head[offset:].startswith(signature):
+            # Programs such as gzip unpack only files whose names end as theirs do.
             required = path if path.lower().endswith(ending) else path + ending
             rename = f"mv {shlex.quote(path)} {shlex.quote(required)} && "
-            rename = "" if required == path else rename
             unpack = command.format(shlex.quote(required))
-            raise WakefulError(f"{path} is packed: unpack it: {rename}{unpack}")
+            advice = unpack if required == path else rename + unpack
+            raise WakefulError(f"{path} is packed: unpack it: {advice}")
     if 4 * head.count(0) > len(head):  # zero bytes are valid UTF-8, so decoding would not fail
         raise WakefulError(
             f"{path}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion_hint(path)}"
