@@ -41,6 +41,7 @@ class Paged(Tensor):
 
     @staticmethod
     def __new__(cls, stored: Tensor, dtype: torch.dtype) -> "Paged":
+        """Return a tensor of `dtype` whose numbers are those of `stored`, a mapped file's."""
         wrapper = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
             cls, stored.shape, strides=stored.stride(), storage_offset=stored.storage_offset(),
             dtype=dtype, device=stored.device,

@@ -227,6 +227,7 @@ class _CureTrials:
     show: Display = SILENT
 
     def __post_init__(self) -> None:
+        """Measure the model as it is, and find out whether a rotation of it would be exact."""
         self.turn, self.why_not_rotatable = None, ""
         try:
             self.turn = turning_of(self.decoder)
@@ -354,18 +355,18 @@ def _advise_on_experts(
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
         return Advice(words=f"{text}{sink_stays}")
     start = loaded.start_tokens(bos)
-    seen = look_at(loaded.module, windows, start, text_of=loaded.token_text)
+    before = look_at(loaded.module, windows, start, text_of=loaded.token_text)
 
     def measure(cure: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
-        look = look_at(model, windows, opening, text_of=loaded.token_text)
-        return trial_of(options, cure, seen, look)
+        after = look_at(model, windows, opening, text_of=loaded.token_text)
+        return trial_of(options, cure, before, after)
 
     model, opening = loaded.module, start
-    uncured = best = trial_of((), "as it is", seen, seen)
+    uncured = best = trial_of((), "as it is", before, before)
     results = list[str]()
     if has_sink and _has_own_sinks(model):
         fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
-        trial = measure("set its own sinks", fitted, (), "--sinks")
+        trial = measure("set its own sinks", fitted, (), "--sinks")  # which replace start tokens
         results.append(trial.describe_change(uncured))
         if trial.eases(uncured, surgery.free_share(windows.shape[1])):
             model, opening, best, sink_stays = fitted, (), trial, ""

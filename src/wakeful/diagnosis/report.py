@@ -187,6 +187,7 @@ def _names(diagnoses: Sequence[ModelDiagnosis]) -> list[str]:
 def _concat_models(
     diagnoses: Sequence[ModelDiagnosis], rows: Callable[[ModelDiagnosis], pl.DataFrame]
 ) -> pl.DataFrame:
+    """Return what `rows` returns for each model as one frame, with the model's name in `model`."""
     return pl.concat(
         [rows(diagnosis).with_columns(model=pl.lit(diagnosis.name)) for diagnosis in diagnoses]
     )

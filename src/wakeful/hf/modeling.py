@@ -25,7 +25,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, use_engine_attention
 from wakeful.hf.offloading import offloaded_weights_loaded, unsplit_modules
 from wakeful.hf.projections import name_projections, projection_name
-from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
+from wakeful.model.decoder import IGNORED, Decoder, fixed_seed
 from wakeful.model.hooks import hooked
 from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
@@ -430,7 +430,7 @@ def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
 def _rebuild_variant(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
     """Build a decoder's variant again from its expression, with its initial values."""
     shape = decoder.config.shape
-    with drawn_alike():
+    with fixed_seed():
         rebuilt = build(folder, str(variant))
         if isinstance(variant, ValueRoute):
             rebuilt.attach(shape, range(shape.num_layers))

@@ -99,10 +99,10 @@ def into_heads(
     *,
     rotary: RotationName,
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection split into heads, normalized, and rotated by the flow's rotation that
-    `rotary` names ("" for none).
+    """Return a projection split into heads, normalized, and rotated.
 
     `norm` acts on each head, or on all heads of a token together if its weight is that wide.
+    `rotary` names one of the rotations of this forward pass (`flow`), "" for none.
     """
     batch, length, width = projected.shape
     split = (batch, length, num_heads, width // num_heads)
@@ -285,7 +285,7 @@ class Attention(HasRoles, nn.Module):
         self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
     ) -> tuple[Tensor, dict[Read, Tensor]]:
         """Return what `forward` does, with separate inputs for the queries (`x`, which routes see
-        too), the keys and the values.
+        too), the keys and the values. `flow` is the state of the forward pass.
         """
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:

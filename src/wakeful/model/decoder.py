@@ -54,7 +54,7 @@ def admit(config: ModelConfig) -> None:
 
 
 @contextmanager
-def drawn_alike() -> Iterator[None]:
+def fixed_seed() -> Iterator[None]:
     """Draw the random constants of a variant's definition alike in every model and process.
 
     The CPU's generator is seeded inside the context and restored at the end. Tensors made here have
@@ -149,12 +149,12 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         self.depth: DepthMix = build("depth", config.depth)
         self.embedding: Embedding = build("embeddings", config.embedding)
         # Each is seeded anew: its random constants do not depend on the variants before it.
-        with drawn_alike():
+        with fixed_seed():
             self.embedding.attach(shape)
-        with drawn_alike():
+        with fixed_seed():
             self.plan = RoutePlan(self.route, shape)
         self._check_shared_rotations()
-        with drawn_alike():
+        with fixed_seed():
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
         self.blocks = Blocks(self._block(layer) for layer in range(shape.num_layers))
@@ -392,7 +392,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """
         config, shape = self.config, self.config.shape
         normalizer: Normalizer = build("normalizers", config.normalizer)
-        with drawn_alike():
+        with fixed_seed():
             normalizer.attach(shape)
         norm = partial(self._norm, layer=layer)
         head_norm = norm if config.qk_norm else lambda _: nn.Identity()
@@ -438,7 +438,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             eps=config.norm_eps,
             bias=config.bias,
         )
-        with drawn_alike():
+        with fixed_seed():
             norm.attach(spec)
         return norm
 

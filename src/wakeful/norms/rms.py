@@ -38,6 +38,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the normalized states, and save what backward needs."""
         out, inverse_rms = _normalize(x, weight, eps)
         ctx.save_for_backward(x, inverse_rms, weight)
         ctx.eps = eps

@@ -11,6 +11,8 @@ from wakeful.optim.rates import Rate, check_rates
 from wakeful.variants.families import role_outside_layers
 from wakeful.variants.roles import role_of
 
+Groups = list[dict[str, Any]]
+"""Groups of named parameters, as torch's optimizers take them."""
 _MOST_STEPS = 99
 """Most Newton-Schulz steps that torch takes."""
 
@@ -113,9 +115,10 @@ def can_fuse(groups: list[dict[str, Any]]) -> bool:
     return all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in parameters)
 
 
-def _split_groups(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], ...]:
+def _split_groups(groups: Groups) -> tuple[Groups, Groups]:
     """Return (groups of the hidden matrices, groups of all other parameters), none empty."""
-    hidden, rest = [], []
+    hidden: Groups = []
+    rest: Groups = []
     for group in groups:
         for part, is_hidden in ((hidden, True), (rest, False)):
             chosen = [(name, p) for name, p in group["params"] if _is_hidden(name, p) == is_hidden]

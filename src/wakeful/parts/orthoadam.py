@@ -130,6 +130,7 @@ class OrthoAdam(torch.optim.Optimizer):
             options = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
             for (device, dtype, count), jobs in alike.items():
                 with torch.autocast(device.type, enabled=False):
+                    # All tensors with the rotated axis last, gradients in the rotated basis.
                     adam_step(
                         [r.turn(p) for r, p, _ in jobs],
                         [r.into(r.turn(p.grad).to(dtype).contiguous()) for r, p, _ in jobs],

@@ -258,6 +258,7 @@ def _cudnn_forward(q, k, v, keep, causal, scale):
 
 
 def _cudnn_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    """Return the gradients of q, k and v (B, heads, L or S, d), by cuDNN's kernel."""
     unused_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of dropout
     return _aten._scaled_dot_product_cudnn_attention_backward(
         grad, q, k, v, out, lse.unsqueeze(-1), unused_seed, unused_seed, None, None, None,
@@ -270,6 +271,7 @@ def _flash_forward(q, k, v, keep, causal, scale):
 
 
 def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    """Return the gradients of q, k and v (B, heads, L or S, d), by the flash kernel."""
     # Without dropout the kernel never reads its random state, but it wants the tensors.
     seed, offset = (torch.zeros(n, dtype=torch.uint64, device=q.device) for n in ((2,), ()))
     return _aten._scaled_dot_product_flash_attention_backward(
@@ -279,6 +281,7 @@ def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
 
 
 def _efficient_forward(q, k, v, keep, causal, scale):
+    """Return the output and its log-sum-exp, by the memory-efficient kernel, for any width."""
     width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
     # The kernel wants as many key heads as query heads, and aligned widths.
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
@@ -291,6 +294,7 @@ def _efficient_forward(q, k, v, keep, causal, scale):
 
 
 def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    """Return the gradients of q, k and v (B, heads, L or S, d), by the memory-efficient kernel."""
     width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))

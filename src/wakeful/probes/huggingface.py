@@ -146,6 +146,7 @@ class HuggingFaceSource:
             attention_mask: Tensor | None = None,
             **kwargs: Any,
         ):
+            """Attend as the stock function does, then emit what it got, for blocks of the model."""
             # "eager" has no entry of its own: each modeling file brings its function.
             function = (
                 stock or vars(sys.modules[type(module).__module__])["eager_attention_forward"]

@@ -76,6 +76,7 @@ class Ranks(MeanProbe):
         started = time.perf_counter()
 
         def tighten(head: int) -> RankBounds:
+            """Return a head's rank, or the best bounds that length and time allow."""
             if self.spent + time.perf_counter() - started > self.seconds:
                 return all_bounds[head]
             if sequence.length > self.max_tokens:
