@@ -54,7 +54,9 @@ class AttentionResiduals(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters, named `kind.reader`, from the reader that each was in the reference."""
+        """Copy parameters, named `kind.reader`, from the readers that these were in the reference:
+        those of layer `sources[n]` for layer n, and the final norm.
+        """
         parameters = dict(reference.named_parameters())
         final_norm, reference_final_norm = 2 * len(sources) + 1, 2 * reference.num_layers + 1
         source_of = {final_norm: reference_final_norm}

@@ -89,7 +89,8 @@ class SublayerMix(DepthMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters named `kind.sublayer…`, from the sublayer that each was in the reference.
+        """Copy parameters, named `kind.sublayer…`, from the sublayers that these were in the
+        reference: those of layer `sources[n]` for layer n, and the final norm.
 
         Sublayers are counted from 0 there: layer n has 2n and 2n + 1, the final norm 2N.
         """

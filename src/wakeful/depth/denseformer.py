@@ -56,7 +56,7 @@ class DenseFormer(DepthMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy the weights of inherited layers, which must be the reference's first."""
+        """Copy the weights of inherited layers, which must be the reference's first (`sources`)."""
         assert isinstance(reference, DenseFormer)
         num_inherited = self.first_layers(sources)
         for number, weights in self.weights.items():

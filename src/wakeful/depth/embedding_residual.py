@@ -60,7 +60,7 @@ class X0Lambdas(DepthMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy both numbers of each inherited layer."""
+        """Copy both numbers of each layer n from layer `sources[n]` of the reference; −1 is new."""
         assert isinstance(reference, X0Lambdas)
         for layer, source in enumerate(sources):
             if source >= 0:

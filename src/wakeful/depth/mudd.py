@@ -61,7 +61,7 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy the parameters of inherited blocks, which must be the reference's first.
+        """Copy the parameters of inherited blocks, which must be the reference's first (`sources`).
 
         The last block has one way: its parameters stay if it has four in the reference.
         """

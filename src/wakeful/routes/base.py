@@ -316,20 +316,23 @@ class RoutePlan:
         Raises:
             WakefulError: the route does not fit the shape, or its parts contradict each other.
         """
-        route.attach(shape, range(shape.num_layers))
-        everywhere = range(shape.num_layers)
-        self.routes = [route.routes(layer) for layer in everywhere]
-        self.sources = [self._source(layer) for layer in everywhere]
-        self.reads = [self._reads(layer) for layer in everywhere]
-        for layer in everywhere:
+        layers = range(shape.num_layers)
+        route.attach(shape, layers)
+        self.routes = [route.routes(layer) for layer in layers]
+        """For each layer: the elementary routes that act on it, in order."""
+        self.sources = [self._source(layer) for layer in layers]
+        """For each layer: the layers whose projections it uses."""
+        self.reads = [self._reads(layer) for layer in layers]
+        """For each layer: the tensors of earlier layers and of the model's input that it reads."""
+        for layer in layers:
             self._check(layer)
-        needed = frozenset[Read]().union(*self.reads)
-        self.before = needed & BEFORE_LAYERS
-        """Tensors of the model's input that routes read."""
+        all_reads = frozenset[Read]().union(*self.reads)
+        self.before = all_reads & BEFORE_LAYERS
+        """The tensors of the model's input, before all layers, that routes read."""
         self.shared_kinds: list[frozenset[Kind]] = [
-            frozenset(read.kind for read in needed if read.layer == layer) for layer in everywhere
+            frozenset(read.kind for read in all_reads if read.layer == layer) for layer in layers
         ]
-        """Kinds of tensors of each layer that later layers read."""
+        """For each layer: the kinds of its tensors that later layers read."""
 
     def owns(self, kind: Literal["query", "key", "value"], layer: int) -> bool:
         """Return True if the layer has its own projection of this kind."""

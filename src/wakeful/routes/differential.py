@@ -47,10 +47,11 @@ class Differential(ValueRoute):
         return {"values": "has a scale for each of"}
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy the parameters of layers that keep their number, on which λ_0 depends.
+        """Copy the parameters of layers, which must keep their number in the reference (`sources`):
+        λ_0 depends on it.
 
         Raises:
-            WakefulError: a layer had another number in the reference.
+            WakefulError: a layer had another number.
         """
         for layer in self.layers:
             if sources[layer] in reference.layers and sources[layer] != layer:

@@ -48,7 +48,7 @@ class Gated(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Shut the gates, as far as lets them learn; see `ValueRoute.start_plain`."""
+        """Shut the gates, as far as lets them learn; return a sentence on what that changes."""
         if self.gate != "relu":
             return super().start_plain()
         for weight in self.gates.parameters():

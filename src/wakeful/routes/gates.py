@@ -71,9 +71,10 @@ class Gates(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Open or shut all gates, but for as much as lets them learn; return a sentence on that.
+        """Set all gates so that the route changes as little as it can while they still learn:
+        nearly open or shut. Return a sentence on what it changes.
 
-        Gates whose own `start` is past that point already stay as they are.
+        Gates that start further open or shut than that stay as they are.
         """
         if self.start / self.plain_bias >= 1:
             return super().start_plain()
@@ -131,7 +132,9 @@ class OutputGate(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Open the gates: softplus ones to exactly 1, sigmoid ones as far as lets them learn."""
+        """Open the gates, so that outputs are as they are without: softplus gates are exactly 1,
+        sigmoid ones as near to it as lets them learn. Return what is changed, "" if nothing.
+        """
         if self.gate == "sigmoid":
             return super().start_plain()
         for name, parameter in self.gates.named_parameters():

@@ -68,7 +68,9 @@ class ResFormer(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set learnable weights to 0 and 1, the plain value; see `ValueRoute.start_plain`."""
+        """Set learnable weights to 0 and 1, the layer's own value; return what the route changes
+        nevertheless, "" if nothing.
+        """
         if self.mode != "learnable":
             return super().start_plain()
         if self.layers:  # without layers the tensor has no column
@@ -77,7 +79,8 @@ class ResFormer(ValueRoute):
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy weights by layer; in mode "plus" so that λ_{n,1} stays what it was in the reference.
+        """Copy the weights of each layer n from layer `sources[n]` of the reference; in mode "plus"
+        so that λ_{n,1} stays what it was there.
 
         Raises:
             WakefulError: in mode "plus" a layer comes from one that has no weight there.
@@ -147,7 +150,9 @@ class Dense(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Weigh each layer's own values by 1, earlier ones by 0; see `ValueRoute.start_plain`."""
+        """Weigh each layer's own values by 1 and earlier ones by 0, if weights are learned; return
+        what the route changes nevertheless, "" if nothing.
+        """
         if not self.learned:
             return super().start_plain()
         for layer in self.layers:
@@ -156,8 +161,8 @@ class Dense(ValueRoute):
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy each layer's weights of its own and earlier layers' values; a new layer's values get
-        the weight 0.
+        """Copy the weights of each layer n from layer `sources[n]` of the reference; values of new
+        layers (source −1) get the weight 0.
 
         Raises:
             WakefulError: layers are not in the reference's order, or one comes twice.

@@ -61,7 +61,7 @@ class ValueEmbedding(Gates):
         return ""
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy tables and gates by layer.
+        """Copy the table and gates of each layer n from layer `sources[n]` of the reference.
 
         Raises:
             WakefulError: a layer with a table would become one without.

@@ -45,8 +45,8 @@ class ValueScale(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set θ so that C is small, but not 0: see `ValueRoute.start_plain`."""
-        if not self.std:  # C is 0
+        """Set θ so that C, and so the change, is small but not 0; return a sentence on that."""
+        if not self.std:  # C is 0, and nothing changes
             return ""
         for exponents in self.exponents.values():
             exponents.fill_(_NEARLY_PLAIN)

@@ -31,7 +31,7 @@ class XSA(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set a learned α to 0; see `ValueRoute.start_plain`."""
+        """Set α to 0 if it is learned; return what the route still changes, "" if nothing."""
         if not self.learned:
             return super().start_plain()
         self.strengths.zero_()
