@@ -159,7 +159,9 @@ def _run_kernel(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """Return attention by a fused kernel: torch's own, or ours for a sink."""
+    """Return attention (B, L, H, d) by a fused kernel: torch's own, or ours for a sink. It is
+    masked by `keep` or, as kernels do it without a mask, `causal`.
+    """
     if sink is not None:
         check_kernel(q)
         return attend_with_sink(q, k, v, sink, keep, causal, scale)

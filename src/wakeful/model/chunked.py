@@ -49,12 +49,16 @@ def cross_entropy_of_rows(
     *,
     rows: int = 0,
 ) -> Tensor:
-    """Return the mean of −log softmax(logits)_target, whose gradient is softmax − 1_target."""
+    """Return the mean of −log softmax(logits)_target over the `counted` rows.
 
-    def loss_and_slope(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return cross_entropy_and_slope(logits, targets[rows])
+    It is computed `rows` at a time (0: chosen by V), together with its gradient, softmax −
+    1_target.
+    """
 
-    return mean_of_rows(logits, loss_and_slope, counted, rows=rows)
+    def losses_and_slopes(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy_and_slope(logits, targets[part])
+
+    return mean_of_rows(logits, losses_and_slopes, counted, rows=rows)
 
 
 def cross_entropy_and_slope(

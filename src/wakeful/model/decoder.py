@@ -83,7 +83,9 @@ class without_matrices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a torch function; allocate matrices on the meta device."""
+        """Run a torch function; allocate matrices on the meta device, but for those that a variant
+        defines.
+        """
         kwargs = kwargs or {}
         # The call by which layers allocate their weights: torch.empty((rows, columns), ...).
         size = args[0] if func is torch.empty and len(args) == 1 else ()

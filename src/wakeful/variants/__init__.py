@@ -73,7 +73,7 @@ class Variant(HasRoles):
                     "each of its options under the option's name"
                 )
             value = getattr(self, parameter.name)
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:  # *parts, other variants
                 parts += [str(item) for item in value]
             elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
                 parts.append(_format_value(value))
@@ -421,7 +421,7 @@ def _allowed_names(folder: str, is_option: bool) -> tuple[str, list[str]]:
     part_bases: tuple[type[Variant], ...] = ()
     if main_bases:
         part_bases = tuple(base for base in bases if not issubclass(base, main_bases))
-    if not part_bases:
+    if not part_bases:  # all classes of the folder are variants of one kind
         return noun, [
             name
             for name, variant_class in classes.items()

@@ -45,7 +45,7 @@ class MatrixPatterns:
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
             match = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
             if match is not None:
-                assert role.residual is not None
+                assert role.residual is not None  # for (out, in); `transposed` is (in, out)
                 axis = 1 - role.residual if self.transposed else role.residual
                 return match[1], dataclasses.replace(role, residual=axis)
         return None
