@@ -38,8 +38,8 @@ class AttentionResiduals(SublayerMix):
         self.layers = layers
 
     def attach(self, shape: Shape) -> None:
-        """Create w = 0 for each reader: sublayers from 2 (the first reads the embedding alone) to
-        2N, and the final norm, 2N + 1.
+        """Create a query vector w = 0 for each reader: sublayers from 2 (the first reads the
+        embedding alone) to 2N, and the final norm, 2N + 1.
         """
         super().attach(shape)
         self.queries = nn.ParameterDict(
@@ -74,8 +74,10 @@ class AttentionResiduals(SublayerMix):
         return x, (x,)
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Add the output to the state, the v_j so far; return their sum for the next reader."""
-        if self.layers and (number - 1) % (2 * self.layers):  # inside a block of layers
+        """Append the output to the state, which holds the embedding and all outputs so far; return
+        their softmax-weighted sum, the next input, and the state.
+        """
+        if self.layers and (number - 1) % (2 * self.layers):  # outputs of a block of layers add up
             state = (*state[:-1], state[-1] + out)
         else:
             state = (*state, out)
@@ -110,7 +112,7 @@ class OASIS(AttentionResiduals):
         super().__init__()
 
     def attach(self, shape: Shape) -> None:
-        """Create w and b for each reader."""
+        """Create a query vector w, and the coupling's b, for each reader."""
         super().attach(shape)
         self.couplings = nn.ParameterDict(
             {reader: nn.Parameter(torch.tensor(_START)) for reader in self.queries}
@@ -120,7 +122,9 @@ class OASIS(AttentionResiduals):
         return x, (x.new_zeros(*x.shape[:-1], 1), x)
 
     def update_null_share(self, null: Tensor, state: State) -> State:
-        """Append a layer's ψ, for its attention and its MLP, to those in the state."""
+        """Append a layer's share of attention to no key, once for its attention and once for its
+        MLP, to the shares in the state.
+        """
         nulls, *outputs = state
         null = null.unsqueeze(-1)
         return torch.cat([nulls, null, null], -1), *outputs

@@ -39,8 +39,9 @@ class HyperConnections(SublayerMix):
         self.dynamic = dynamic
 
     def attach(self, shape: Shape) -> None:
-        """Create for each sublayer A (`width`) and B (`depth`), and the dynamic part's [W W']
-        (`maps`) and [s_A s_B] (`scales`).
+        """Create each sublayer's weights: `width`, A (n, n + 1), of the streams in its input and in
+        the new streams; `depth`, B (n), of its output in these; and if `dynamic`, [W W'] (`maps`)
+        and [s_A s_B] (`scales`), which make what a token adds to both.
         """
         super().attach(shape)
         n, sublayers = self.streams, range(2 * shape.num_layers)

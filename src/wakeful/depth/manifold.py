@@ -54,7 +54,9 @@ class ManifoldHyperConnections(SublayerMix):
         self.mixing: Mixing = mixing
 
     def attach(self, shape: Shape) -> None:
-        """Make W (`maps`), β (`biases`) and α (`scales`) for each sublayer and the final norm."""
+        """Create W (`maps`), β (`biases`) and α (`scales`), which make the weights of the streams,
+        for each sublayer and the final norm.
+        """
         super().attach(shape)
         n = self.streams
         # The numbers of ã, b̃ and M̃; the final norm only reads, and has ã alone.

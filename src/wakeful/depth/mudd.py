@@ -35,7 +35,9 @@ class MUDD(SublayerMix):
     neutral = "mudd"
 
     def attach(self, shape: Shape) -> None:
-        """Create for each block W_1 (`into`), W_2 (`out`) and a (`fixed`)."""
+        """Create for each block W_1 (`into`) and W_2 (`out`), which make a token's weights of all
+        outputs, and the fixed weights a (`fixed`), which are added.
+        """
         super().attach(shape)
         self.into, self.out, self.fixed = nn.ModuleDict(), nn.ParameterDict(), nn.ParameterDict()
         for n in range(1, shape.num_layers + 1):
