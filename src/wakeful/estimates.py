@@ -281,16 +281,16 @@ def _format_parts(value: float | None, error: float | None, sign: str) -> tuple[
     half_width = error if has_error else 0.0
     size = max(abs(value), half_width)
     value_text, error_text, power = "", "", ""
-    if size > _LARGE and half_width:
+    if size > _LARGE and half_width:  # each with a power of ten of its own
         value_text, error_text = f"{value:{sign}.3g}", f"{half_width:.2g}"
-    elif half_width and size < _SMALL:
+    elif half_width and size < _SMALL:  # one power of ten for both
         exponent = math.floor(math.log10(size))
         value_text, error_text, _ = _format_parts(
             value / 10.0**exponent, half_width / 10.0**exponent, sign
         )
         power = f"e{exponent}"
     elif half_width:
-        # Rounded first: 0.0996 is 0.10, two places.
+        # The error's two digits decide the decimal places; rounded first, 0.0996 is 0.10.
         places = min(8, max(0, 1 - math.floor(math.log10(float(f"{half_width:.1e}")))))
         value_text, error_text = f"{value:{sign},.{places}f}", f"{half_width:,.{places}f}"
     else:
