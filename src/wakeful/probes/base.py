@@ -209,9 +209,10 @@ class Means:
         """Add one sequence's value of `key`. With `bound` it is only an upper bound, and the key's
         mean one too.
         """
+        # `squares`: the sum of squared differences from the mean, by Chan, Golub and LeVeque.
         count, total, squares = self._state.get(key, (0, 0.0, 0.0))
         if count:
-            difference = value - total / count  # from the mean so far
+            difference = value - total / count
             squares += difference * difference * count / (count + 1)
         self._state[key] = (count + 1, total + value, squares)
         if bound:

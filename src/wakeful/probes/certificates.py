@@ -82,7 +82,8 @@ def mass_columns(column_energy: Float[Tensor, "*H L"], tau: float) -> Tensor:
 def subspace_bounds(
     ritz: Float[Tensor, "b"], energy: float, tau: float, slack: float
 ) -> RankBounds:
-    """Bracket the rank by Ritz values θ, descending: S_k(θ) ≤ S_k ≤ S_k(θ) + F − Σ θ.
+    """Bracket the rank by Ritz values θ, the eigenvalues of AᵀA in a subspace, descending:
+    S_k(θ) ≤ S_k ≤ S_k(θ) + F − Σ θ.
 
     S_k is the sum of the k largest σ², `energy` is F, the sum of all. `slack` is the rounding
     error, as a fraction of F, that the bounds must survive.

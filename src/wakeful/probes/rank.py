@@ -116,10 +116,12 @@ class Ranks(MeanProbe):
             ),
             rows.filter(metric="mass_columns"),
         ]
-        frames += [self._layer(layer) for _, layer in heads.group_by("layer", maintain_order=True)]
+        frames += [
+            self._layer_rows(layer) for _, layer in heads.group_by("layer", maintain_order=True)
+        ]
         return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
 
-    def _layer(self, heads: Frame) -> Frame:
+    def _layer_rows(self, heads: Frame) -> Frame:
         """Return one layer's rows from the rows of its heads' ranks: the largest rank, whether the
         layer is lazy (1 or 0), and the number of heads near rank 1.
         """

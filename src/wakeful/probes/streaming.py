@@ -153,8 +153,8 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
     sums_to_1 = not heads.other_calls and all(
         option is None for option in (heads.sink, heads.prefix_k, heads.weigh, heads.keep)
     )
-    c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
-    c2, leading = torch.zeros_like(c1), torch.zeros_like(c1)
+    column_sums = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
+    column_energy, leading = torch.zeros_like(column_sums), torch.zeros_like(column_sums)
     largest_row_sum, row_0_mass, first_key_rows, row_0_dominated, stored = (
         torch.zeros(num_heads, dtype=torch.float64, device=device) for _ in range(5)
     )
@@ -181,14 +181,15 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
                 )
             if tile.stored is not None:
                 stored[group_heads] += tile.stored.sum((1, 2))
-            c1[group_heads, tile.first_key : tile.end_key] += p.sum(1)
+            keys = slice(tile.first_key, tile.end_key)
+            column_sums[group_heads, keys] += p.sum(1)
             # In place: these weights are not needed any more.
-            c2[group_heads, tile.first_key : tile.end_key] += p.square_().sum(1)
+            column_energy[group_heads, keys] += p.square_().sum(1)
     if sums_to_1:
         largest_row_sum.fill_(1.0)
     return TileStatistics(
-        column_sums=c1,
-        column_energy=c2,
+        column_sums=column_sums,
+        column_energy=column_energy,
         largest_row_sum=largest_row_sum,
         row_0_mass=row_0_mass,
         first_key_rows=first_key_rows,

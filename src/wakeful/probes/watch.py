@@ -70,7 +70,7 @@ class DecoderSource:
         def before_dot(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
             shares, unseen = call_shares[layer]
             self.calls.append(self._call(layer, attentions[layer], args, kwargs, unseen))
-            if len(self.calls) == len(shares):
+            if len(self.calls) == len(shares):  # the layer's last
                 emit(sum_calls(self.calls, shares))
 
         def after_block(layer: int, _args: tuple, output: tuple) -> None:
@@ -177,7 +177,7 @@ def sum_calls(calls: list[AttentionEvent], shares: tuple[float, ...]) -> Attenti
     if not earlier:
         return last
     unseen = last.unseen
-    if any(call.v.data_ptr() != last.v.data_ptr() for call in earlier):
+    if any(call.v.data_ptr() != last.v.data_ptr() for call in earlier):  # other values
         unseen = _UNSEEN.format(last.layer)
     return replace(last, other_calls=tuple(earlier), unseen=unseen)
 
