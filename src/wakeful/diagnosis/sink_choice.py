@@ -48,7 +48,7 @@ def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
 
     A window has `WINDOW` tokens, or fewer where the text or the model's `context` is too short.
     """
-    length = max(2, min(WINDOW, context, len(tokens) // WINDOWS))
+    length = max(2, min(WINDOW, context, len(tokens) // WINDOWS))  # at least one to predict
     windows = tokens[: len(tokens) // length * length].view(-1, length)
     return windows[:: max(1, len(windows) // WINDOWS)][:WINDOWS]
 
@@ -123,7 +123,7 @@ def choose_prefix(
             decoder, windows, candidates, preferred=loaded.bos, opening=opening, known=known,
             on_progress=on_progress,
         )  # fmt: skip
-    for _ in range(num_tokens - 1):
+    for _ in range(num_tokens - 1):  # the first trial is of the model with nothing stored
         choice = choose_sink_tokens(
             decoder, windows, candidates, opening=opening, before=choice.token.tokens,
             known=choice.trials[:1], on_progress=on_progress,

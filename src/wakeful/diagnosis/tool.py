@@ -52,6 +52,7 @@ class Diagnosis(MeasuredResult):
     @property
     def summary(self) -> dict[str, Any]:
         """`models`: each model's figures, most of them means over layers; `method`: in words."""
+        # Through JSON, so that it is what a reader of summary.json gets: lists for tuples.
         return {
             "models": [
                 json.loads(json.dumps(diagnosis_summary(diagnosis))) for diagnosis in self.models
