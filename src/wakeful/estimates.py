@@ -277,8 +277,9 @@ def _format_parts(value: float | None, error: float | None, sign: str) -> tuple[
     """
     if value is None or not math.isfinite(value):
         return "not finite", "", ""
-    has_error = error is not None and math.isfinite(error) and error > 0
-    half_width = error if has_error else 0.0
+    half_width = 0.0
+    if error is not None and math.isfinite(error) and error > 0:
+        half_width = error
     size = max(abs(value), half_width)
     value_text, error_text, power = "", "", ""
     if size > _LARGE and half_width:  # each with a power of ten of its own
