@@ -56,25 +56,26 @@ class Frontier:
             [choice.bytes - smallest for choice in group]
             for group, smallest in zip(groups, smallest_bytes, strict=True)
         ]
-        unit = math.gcd(*(value for values in extra_bytes for value in values)) or 1
+        unit = math.gcd(*(size for sizes in extra_bytes for size in sizes)) or 1
         total_extra = self.max_bytes - self.min_bytes
-        if total_extra // unit > _UNITS:
+        if total_extra // unit > _UNITS:  # too many columns: a coarser unit
             unit = -(-total_extra // _UNITS)
         self._unit = unit
-        self._extra_units = [[-(-value // unit) for value in values] for values in extra_bytes]
-        width = sum(map(max, self._extra_units)) + 1
-        costs = np.zeros(width)
-        self._choices = np.zeros((len(groups), width), dtype=np.int16)
+        self._extra_units = [[-(-size // unit) for size in sizes] for sizes in extra_bytes]
+        num_columns = sum(map(max, self._extra_units)) + 1
+        # Column c holds the least cost of the groups so far within c units beyond the smallest.
+        costs = np.zeros(num_columns)
+        self._choices = np.zeros((len(groups), num_columns), dtype=np.int16)
         for group_index, choices in enumerate(groups):
-            best = np.full(width, np.inf)
+            least_costs = np.full(num_columns, np.inf)
             for choice_index, choice in enumerate(choices):
-                shift = self._extra_units[group_index][choice_index]
-                candidate = np.full(width, np.inf)
-                candidate[shift:] = costs[: width - shift] + choice.cost
-                better = candidate < best
-                best[better] = candidate[better]
+                units = self._extra_units[group_index][choice_index]
+                with_choice = np.full(num_columns, np.inf)
+                with_choice[units:] = costs[: num_columns - units] + choice.cost
+                better = with_choice < least_costs
+                least_costs[better] = with_choice[better]
                 self._choices[group_index, better] = choice_index
-            costs = best
+            costs = least_costs
         self._costs = costs
 
     def within_bytes(self, budget: int) -> Allocation:
@@ -88,7 +89,8 @@ class Frontier:
                 f"{budget:,} bytes are too few: in their smallest formats the layers take "
                 f"{self.min_bytes:,}"
             )
-        column = min((budget - self.min_bytes) // self._unit, len(self._costs) - 1)
+        last_column = len(self._costs) - 1  # within which all groups have their largest choices
+        column = min((budget - self.min_bytes) // self._unit, last_column)
         return self._allocation_at(int(column), budget)
 
     def within_cost(self, cost: float) -> Allocation:
@@ -117,9 +119,11 @@ class Frontier:
         for group_index in reversed(range(len(self.groups))):
             choice_index = int(self._choices[group_index, column])
             choice_indices.append(choice_index)
-            column -= self._extra_units[group_index][choice_index]
+            column -= self._extra_units[group_index][
+                choice_index
+            ]  # what is left for earlier groups
         choice_indices.reverse()
-        choices = [group[n] for group, n in zip(self.groups, choice_indices, strict=True)]
+        choices = [group[index] for group, index in zip(self.groups, choice_indices, strict=True)]
         return Allocation(
             tuple(choice_indices),
             sum(choice.bytes for choice in choices),

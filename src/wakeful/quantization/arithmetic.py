@@ -72,10 +72,11 @@ class Operands:
         if not self.packed:
             return self.grid.decode(self.stored, dtype)
         all_bytes = torch.arange(256, dtype=torch.uint8, device=self.stored.device).unsqueeze(1)
-        pairs = self.grid.decode(unpack_int4(all_bytes, 2), dtype)
-        table = pairs.view(_DTYPE_OF_SIZE[2 * dtype.itemsize]).flatten()
-        numbers = table.index_select(0, self.stored.flatten().int())
-        return numbers.view(dtype).view(len(self.stored), -1)[:, : self.width]
+        number_pairs = self.grid.decode(unpack_int4(all_bytes, 2), dtype)
+        # Each pair is looked up as one element of twice the size.
+        table = number_pairs.view(_DTYPE_OF_SIZE[2 * dtype.itemsize]).flatten()
+        pairs = table.index_select(0, self.stored.flatten().int())
+        return pairs.view(dtype).view(len(self.stored), -1)[:, : self.width]
 
 
 def reference_product(
@@ -108,7 +109,7 @@ def integer_product(
     zero points z; where inputs are not quantized (`inputs` or `scales` is None), x Ŵᵀ.
     """
     if inputs is None or scales is None:
-        if weights.grid.group:
+        if weights.grid.group:  # whose scales differ within a sum
             return reference_product(x, None, None, weights)
         return _weight_only_product(x, weights)
     q, zero = inputs.quantize(x, scales), weights.scales.zero
@@ -126,14 +127,16 @@ def _weight_only_product(x: Float[Tensor, "M K"], weights: Operands) -> Float[Te
     """
     scale, zero = weights.scales.expand(weights.width)
     if weights.packed:
-        # Reorder the columns of x as the packed halves are: even columns first, then odd ones.
+        # Reorder the columns of x as the packed halves are: even columns first, then odd ones. An
+        # odd width has a half without a column.
         x = torch.cat((x[:, ::2], F.pad(x[:, 1::2], (0, weights.width % 2))), dim=1)
         halves = torch.cat((weights.stored & 15, weights.stored >> 4), dim=1)
-        halves.bitwise_xor_(8)  # which makes them q + 8
+        halves.bitwise_xor_(8)  # from two's complement to q + 8
         numbers = halves.to(x.dtype).sub_(8 if zero is None else zero + 8)
     else:
         numbers = weights.grid.decode(weights.stored, x.dtype)
-        numbers = numbers if zero is None else numbers.sub_(zero)
+        if zero is not None:
+            numbers = numbers.sub_(zero)
     return F.linear(x, numbers) * scale.T
 
 
@@ -148,7 +151,7 @@ def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor
         if a.shape[1] == 1:  # torch 2.13 gives wrong numbers for a single column
             a, b = F.pad(a, (0, 1)), F.pad(b, (0, 1))
         return torch._int_mm(a, b.T)
-    return _float_matmul(a, b)
+    return _float_matmul(a, b)  # exact on every device
 
 
 def _float_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
@@ -180,10 +183,10 @@ def _has_exact_int8_kernel() -> bool:
     """
     if not torch.cpu._is_vnni_supported():
         return False
-    largest = torch.full((32, 64), 127, dtype=torch.int8)
+    a = torch.full((32, 64), 127, dtype=torch.int8)  # the products that overflow first
     signs = torch.where(torch.arange(32) % 2 == 0, 1, -1).to(torch.int8).unsqueeze(1)
-    expected = _float_matmul(largest, largest * signs)
-    return torch.equal(torch._int_mm(largest, (largest * signs).T), expected)
+    b = a * signs
+    return torch.equal(torch._int_mm(a, b.T), _float_matmul(a, b))
 
 
 def pack_int4(q: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Attention
 from wakeful.probes.running import logits_of
-from wakeful.quantization.linear import KeepsBuffers
+from wakeful.quantization.linear import FixedDtypeModule
 from wakeful.quantization.schemes import Scales, Scheme
 from wakeful.variants.implementations import KNOWN, attention_implementation, wrapped_attention_name
 
@@ -31,7 +31,7 @@ _NAME = "quantized_cache"
 """Attribute of a Transformers attention layer that holds its quantized cache."""
 
 
-class QuantizedCache(KeepsBuffers):
+class QuantizedCache(FixedDtypeModule):
     """Rounding of one layer's keys and values (B, L, G, d) to a scheme's number format.
 
     Where scales are fixed, the buffers `keys` and `values` hold the range of calibration text, its
@@ -49,6 +49,7 @@ class QuantizedCache(KeepsBuffers):
         self.scheme = scheme
         self.grid = scheme.cache
         self.calibrating = False
+        # Scales per token are computed whenever they are needed: no range is stored.
         num_ranges = {"tensor": 1, "channel": channels}.get(self.grid.per)
         for part in self.fixed_buffers:
             self.register_buffer(part, None if num_ranges is None else torch.zeros(2, num_ranges))
@@ -60,12 +61,13 @@ class QuantizedCache(KeepsBuffers):
         While `calibrating`, return them unrounded and only widen the recorded range to include
         them.
         """
+        # A row is one head of a token, (B·L·G, d); for scales per channel, the token: (B·L, G·d).
         last_row_axis = -3 if self.grid.per == "channel" else -2
         rows = heads.flatten(0, last_row_axis).flatten(1).float()
         bounds: Tensor | None = getattr(self, part)
         if self.calibrating and bounds is not None:
             low, high = rows.aminmax(dim=0, keepdim=True)
-            if bounds.shape[1] == 1:
+            if bounds.shape[1] == 1:  # one range for all channels
                 low, high = low.min().view(1, 1), high.max().view(1, 1)
             setattr(self, part, torch.cat([bounds[:1].minimum(low), bounds[1:].maximum(high)]))
             return heads
@@ -101,7 +103,7 @@ def calibrate_cache(model: nn.Module, calibration: Sequence[Tensor]) -> None:
 
 def check_cache_support(model: nn.Module) -> None:
     """Raise `WakefulError` if the keys and values of a model's attention cannot be quantized."""
-    if _attention_modules(model):
+    if _attention_modules(model):  # a model with our own attention
         return
     if isinstance(model, PreTrainedModel) and model._can_set_attn_implementation():
         implementation = attention_implementation(model)
@@ -129,7 +131,7 @@ def quantize_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     attentions, device = _attention_modules(model), next(model.parameters()).device
     for module in attentions:
         module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
-    if not attentions:
+    if not attentions:  # a model of Transformers, whose attention is a function
         assert isinstance(model, PreTrainedModel)
         _install_attention(model, scheme)
     return model
@@ -145,10 +147,15 @@ def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
 
     A first forward pass over two tokens shows which modules attend, and the width of their keys
     and values.
+
+    Raises:
+        WakefulError: no module attends by such a function, or keys and values differ in width.
     """
     implementation = attention_implementation(model)
     assert implementation is not None
+    # One name for each number format: functions are registered for all models of the process.
     name = wrapped_attention_name(implementation, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
+    attend_to_rounded: Callable[..., Any] = partial(_attend_to_rounded, implementation)
     widths: list[tuple[int, int]] = []
 
     def add_cache_and_attend(
@@ -158,9 +165,8 @@ def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
         module.add_module(
             _NAME, QuantizedCache(scheme, key.shape[1] * key.shape[-1]).to(key.device)
         )
-        return function(module, query, key, value, *rest, **more)
+        return attend_to_rounded(module, query, key, value, *rest, **more)
 
-    function: Callable[..., Any] = partial(_attend_to_rounded, implementation)
     masks = AttentionMaskInterface()
     AttentionMaskInterface.register(name, masks[implementation])
     AttentionInterface.register(name, add_cache_and_attend)
@@ -168,7 +174,7 @@ def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
         model.set_attn_implementation(name)
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
     finally:
-        AttentionInterface.register(name, function)
+        AttentionInterface.register(name, attend_to_rounded)  # the first pass is over
     if not widths:
         raise _unsupported_attention(model)
     if any(key != value for key, value in widths):
@@ -190,6 +196,7 @@ def _attend_to_rounded(
     """Round keys and values (B, G, S, d), then call the model's own attention function.
 
     `implementation` is the name of that function, such as "sdpa"; `rest` and `more` are passed on.
+    `module`, the attention layer, holds the quantized cache that rounds.
     """
     cache = module.get_submodule(_NAME)
     key, value = (

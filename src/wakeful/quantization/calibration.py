@@ -46,8 +46,8 @@ def collect_statistics(
         layers: its linear layers by name.
         calibration: token ids (B, L), one batch after another.
         gram: also compute the inputs' Gram matrices XᵀX.
-        weights: weights of the tokens in each layer's XᵀX, computed before.
-        weighs_by_gradient: compute those weights in the same pass, forward and back.
+        weights: weights of the tokens in each layer's XᵀX; None for equal ones.
+        weighs_by_gradient: compute such weights here, by a backward pass for each batch.
         outputs: also record the largest outputs, which multiplies every layer a second time.
 
     Raises:
@@ -100,7 +100,11 @@ class _Collector:
             records.clear()
 
     def add_call(self, name: str, args: tuple[Any, ...], _output: object) -> None:
-        """Add one call of a layer to its statistics; a hook after the layer's forward."""
+        """Add one call of a layer to its statistics; a hook after the layer's forward.
+
+        Where another layer has read the same tensor in this pass, and the two share statistics, the
+        tensor is in them already. Only where tokens are weighted has each layer its own XᵀX.
+        """
         layer, x = self.layers[name], args[0]
         shared = next((statistics for tensor, statistics in self._inputs if tensor() is x), None)
         statistics = self.statistics.get(name)
@@ -110,20 +114,21 @@ class _Collector:
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         call = self._calls[name]
         self._calls[name] += 1
-        if self.weighs_by_gradient:
+        if self.weighs_by_gradient:  # which the backward pass will give
             self._waiting[name, call] = rows, statistics
         elif self.weighted:
             weights = self.weights[name][self._batch_index].get(call)
-            if weights is not None:
+            if weights is not None:  # else the loss does not depend on this call
                 _add_products(statistics, rows, weights)
-        if shared is None or shared.channel_max is not statistics.channel_max:
+        is_new = shared is None or shared.channel_max is not statistics.channel_max
+        if is_new:
             torch.maximum(statistics.channel_max, rows.abs().amax(0), out=statistics.channel_max)
             if statistics.gram is not None and not self.weighted:
                 statistics.gram += rows.T @ rows
         if self.outputs:
             largest = float(linear_product(layer, x).abs().max())
             statistics.output_max = max(statistics.output_max, largest)
-        self._inputs = [entry for entry in self._inputs if entry[0]() is not None]
+        self._inputs = [entry for entry in self._inputs if entry[0]() is not None]  # still alive
         if shared is None:
             self._inputs.append((weakref.ref(x), statistics))
 
@@ -144,10 +149,10 @@ def _add_products(
 def _new_statistics(
     layer: nn.Module, shared: InputStatistics | None, *, gram: bool, own_gram: bool
 ) -> InputStatistics:
-    """Return empty statistics of a layer.
+    """Return empty statistics of a layer, with a Gram matrix XᵀX if `gram`.
 
     If another layer reads the same tensor, its `shared` statistics are continued: their tensors are
-    the same objects, except for the Gram matrix where each layer has its own.
+    the same objects, except for the Gram matrix where each layer has its own (`own_gram`).
     """
     weight_max = weight_and_bias(layer)[0].detach().float().abs().amax(0)
     matrix = None
@@ -155,6 +160,7 @@ def _new_statistics(
         matrix = weight_max.new_zeros(len(weight_max), len(weight_max))
     if shared is None:
         return InputStatistics(torch.zeros_like(weight_max), 0.0, matrix, Readers(weight_max))
+    # The largest |W| is of all layers that read the tensor.
     torch.maximum(shared.readers.weight_max, weight_max, out=shared.readers.weight_max)
     return replace(shared, output_max=0.0, gram=shared.gram if matrix is None else matrix)
 

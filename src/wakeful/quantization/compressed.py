@@ -66,11 +66,14 @@ def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, An
     Raises:
         WakefulError: the format does not support a scheme.
     """
-    weight_schemes = {s: names for s, names in targets.items() if s.weights is not None}
+    weight_schemes = {
+        scheme: names for scheme, names in targets.items() if scheme.weights is not None
+    }
     groups = [_config_group(scheme) for scheme in weight_schemes]
+    # An engine looks for a layer that it fuses by its class before it looks for its parts by name.
+    classes = ["Linear"] if len(groups) == 1 else []
     for group, names in zip(groups, weight_schemes.values(), strict=True):
-        # An engine looks for a fused layer by its class before it looks for its parts by name.
-        group["targets"] = [*([] if len(groups) > 1 else ["Linear"]), *names]
+        group["targets"] = [*classes, *names]
     storage_formats = {group["format"] for group in groups} or {"dense"}
     caches = [_cache_args(scheme) for scheme in targets if scheme.cache is not None]
     return {
@@ -95,35 +98,12 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
         raise _unsupported_scheme(
             scheme, "schemes of weights, inputs and the cache", "w8a8 or w4a16"
         )
-    integers = isinstance(weights, Absmax | Zeropoint)
     if isinstance(weights, MxE2M1 | NvE2M1):
-        storage = _four_bit_float_format(scheme, weights, inputs)
+        storage = _four_bit_float_storage(scheme, weights, inputs)
     elif inputs is None:
-        if not integers or weights.bits not in (4, 8) or weights.per != "channel":
-            allowed = "weight-only schemes of 4 or 8 bits per channel or group"
-            raise _unsupported_scheme(scheme, allowed, "w4a16")
-        if not weights.symmetric:
-            # Its package 0.20 packs zero points when it writes and expects them unpacked when it
-            # reads (`PackedQuantizationCompressor.compress` on the meta device).
-            symmetric = _expression_with_weights(
-                scheme, Absmax(bits=weights.bits, per="channel", group=weights.group)
-            )
-            raise _unsupported_scheme(
-                scheme, "weights without a zero point, such as absmax", repr(symmetric)
-            )
-        storage = "pack-quantized"
+        storage = _weight_only_storage(scheme, weights)
     else:
-        same_format = any(type(weights) is type(inputs) is grid for grid in (Absmax, E4M3))
-        grouped = weights.group or inputs.group
-        if not same_format or weights.bits != 8 or inputs.bits != 8 or grouped:
-            allowed = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
-            raise _unsupported_scheme(scheme, allowed, "w8a8 or fp8")
-        if inputs.per == "tensor" and scheme.scales == "dynamic":
-            allowed = "per-tensor input scales that are static"
-            raise _unsupported_scheme(scheme, allowed, f"{scheme.expression!r} --scales static")
-        if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
-            raise _unsupported_scheme(scheme, "dynamic input scales without clipping", "w8a8")
-        storage = "int-quantized" if integers else "float-quantized"
+        storage = _eight_bit_storage(scheme, weights, inputs)
     group: dict[str, Any] = {
         "weights": _quantization_args(weights, dynamic=False),
         "input_activations": None,
@@ -145,7 +125,8 @@ def _cache_args(scheme: Scheme) -> dict[str, Any]:
     """
     grid = scheme.cache
     supported = isinstance(grid, Absmax | E4M3) and grid.bits == 8 and grid.per == "tensor"
-    if grid is None or not supported or (isinstance(grid, Absmax) and grid.clip != 1):
+    clipped = isinstance(grid, Absmax) and grid.clip != 1
+    if grid is None or not supported or clipped:
         instead = "\"scheme(cache=e4m3(per='tensor'))\""
         raise _unsupported_scheme(
             scheme, "keys and values in 8 bits, a calibrated scale per tensor", instead
@@ -174,11 +155,13 @@ def check_compressed(
     divided = {name: method for name, method in methods.items() if method.divides_inputs}
     if divided:
         readers_by_norm = list(readers_of_norms(model).values())
+        # The norm divides in the place of its readers, which it can only for all of them alike.
         for readers in readers_by_norm:
             if 0 < len(divided.keys() & set(readers)) < len(readers):
                 raise _different_divisors(readers)
-        needs_norm = {name for name, method in divided.items() if not method.norms}
-        _refuse_unfolded_divisors(needs_norm.difference(*readers_by_norm))
+        # A method with norms=True does not divide the inputs of layers that read no norm.
+        always_divided = {name for name, method in divided.items() if not method.norms}
+        _refuse_unfolded_divisors(always_divided.difference(*readers_by_norm))
 
 
 def can_compress(
@@ -189,7 +172,8 @@ def can_compress(
 ) -> bool:
     """Tell whether a model can be saved in this format with these layers under one scheme.
 
-    `tokenizer` returns the tokenizer to write, if it is ours.
+    `tokenizer` returns the tokenizer to write, or None where Transformers has it; a `WakefulError`
+    that it raises means no.
     """
     try:
         compressed_config({scheme: ()})
@@ -307,17 +291,17 @@ def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
     layers, size = quantized_layers(model), 0
     for name, tensor in unique_state(model).items():
         owner, _, leaf = name.rpartition(".")
-        fixed_type = owner in layers and leaf != "bias"  # codes and scales
-        size += narrow_exactly(tensor, None if fixed_type else stored).nbytes
+        is_code_or_scale = owner in layers and leaf != "bias"  # which keep their dtype
+        size += narrow_exactly(tensor, None if is_code_or_scale else stored).nbytes
     return size
 
 
 @contextmanager
 def _emulate_reader(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Make a quantized model compute as a reader of its file may, within a context.
+    """Make quantized layers compute, within the context, as a library that loads their file may.
 
-    Readers unpack weights to `dtype` and may round inputs by other scales. To see how much that
-    changes, inputs are not rounded here at all.
+    Such a library unpacks weights to `dtype` and may round inputs by other scales. To see how much
+    the inputs' rounding changes, they are not rounded here at all.
     """
     quantized_linears = {layer for layer in layers if isinstance(layer, QuantizedLinear)}
     try:
@@ -327,7 +311,7 @@ def _emulate_reader(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator
             yield
     finally:
         for layer in quantized_linears:
-            del layer.linear
+            del layer.linear  # the instance's, which hid the method of the class
 
 
 def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> Tensor:
@@ -337,11 +321,52 @@ def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> T
     return F.linear(rows, layer.dequantize().to(dtype).float(), bias).to(x.dtype)
 
 
-def _four_bit_float_format(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
+def _weight_only_storage(scheme: Scheme, weights: Grid) -> str:
+    """Return the storage format's name for a scheme whose inputs stay in full precision.
+
+    Raises:
+        WakefulError: the format does not support the scheme.
+    """
+    integers = isinstance(weights, Absmax | Zeropoint)
+    if not integers or weights.bits not in (4, 8) or weights.per != "channel":
+        allowed = "weight-only schemes of 4 or 8 bits per channel or group"
+        raise _unsupported_scheme(scheme, allowed, "w4a16")
+    if not weights.symmetric:
+        # compressed-tensors 0.20 packs zero points when it writes and expects them unpacked when
+        # it reads (`PackedQuantizationCompressor.compress` on the meta device).
+        symmetric = _expression_with_weights(
+            scheme, Absmax(bits=weights.bits, per="channel", group=weights.group)
+        )
+        raise _unsupported_scheme(
+            scheme, "weights without a zero point, such as absmax", repr(symmetric)
+        )
+    return "pack-quantized"
+
+
+def _eight_bit_storage(scheme: Scheme, weights: Grid, inputs: Grid) -> str:
+    """Return the storage format's name for a scheme of weights and inputs in 8 bits.
+
+    Raises:
+        WakefulError: the format does not support the scheme.
+    """
+    same_format = any(type(weights) is type(inputs) is grid for grid in (Absmax, E4M3))
+    grouped = weights.group or inputs.group
+    if not same_format or weights.bits != 8 or inputs.bits != 8 or grouped:
+        allowed = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
+        raise _unsupported_scheme(scheme, allowed, "w8a8 or fp8")
+    if inputs.per == "tensor" and scheme.scales == "dynamic":
+        allowed = "per-tensor input scales that are static"
+        raise _unsupported_scheme(scheme, allowed, f"{scheme.expression!r} --scales static")
+    if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
+        raise _unsupported_scheme(scheme, "dynamic input scales without clipping", "w8a8")
+    return "int-quantized" if isinstance(weights, Absmax) else "float-quantized"
+
+
+def _four_bit_float_storage(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
     """Return the storage format's name for a scheme with MXFP4 or NVFP4 weights.
 
     Raises:
-        WakefulError: compressed-tensors does not support the scheme.
+        WakefulError: the format does not support the scheme.
     """
     name = weights.name_of_format.lower()
     if inputs is not None and type(inputs) is not type(weights):
@@ -357,8 +382,13 @@ def _four_bit_float_format(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Gri
 
 
 def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
-    """Return a number format as compressed-tensors' `QuantizationArgs`."""
-    strategy = "tensor_group" if grid.two_scales else "group" if grid.group else grid.per
+    """Return a number format as compressed-tensors' `QuantizationArgs`.
+
+    `dynamic` tells whether scales are computed from each input; "local" means those of groups only.
+    """
+    strategy = "group" if grid.group else grid.per
+    if grid.two_scales:
+        strategy = "tensor_group"
     arguments = {
         "num_bits": grid.bits,
         "type": "int" if isinstance(grid, Absmax | Zeropoint) else "float",
@@ -403,7 +433,9 @@ class _TransformersLayout:
     """Names in files of the weights and layers whose names differ there, several for an expert's
     fused gate and up projections."""
     experts: Set[str]
+    """Names of the experts' layers, which files store separately."""
     routers: list[str]
+    """Names in files of the layers that choose experts."""
 
 
 def _file_tensors(
@@ -414,11 +446,11 @@ def _file_tensors(
 ) -> dict[str, Tensor]:
     """Return all tensors to write, by their names in files.
 
-    A tensor is converted to `dtype` where that changes no number. A fused projection of an expert
-    is cut by rows into the separate ones that files hold.
+    A tensor is converted to `dtype` where that changes no number. A quantized expert's fused gate
+    and up projection is cut by rows into the two that files hold.
     """
     file_names = layout.file_names
-    tensors = {
+    tensors = {  # those in full precision, none of which is cut: each has one name
         file_names.get(name, [name])[0]: tensor.detach() for name, tensor in stock.tensors.items()
     }
     for name, layer in layers.items():
@@ -427,10 +459,10 @@ def _file_tensors(
         for part, whole in _layer_file_tensors(layer).items():
             for index, file_name in enumerate(layer_names):
                 piece = whole
-                if len(layer_names) > 1:
-                    piece = whole[index * rows :][:rows].clone()
                 if part == "weight_shape":
                     piece = torch.tensor([rows, layer.in_features])
+                elif len(layer_names) > 1:
+                    piece = whole[index * rows : (index + 1) * rows].clone()
                 tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
     return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
 
@@ -458,14 +490,16 @@ def _layer_targets(
     for name, scheme in schemes.items():
         targets.setdefault(scheme, []).append(name)
     if len(targets) == 1:
-        # vLLM's output head is not of a class named Linear, so that it is found by its name alone.
+        # vLLM's output head is not of a class named Linear, so that it is found by its name alone:
+        # the only one without a dot.
         return {
             scheme: [name for name in names if "." not in name] for scheme, names in targets.items()
         }
     for scheme, names in targets.items():
-        other_names = [name for name in names if name not in layout.experts]
-        # Transformers looks for one group that has a pattern of experts.
-        targets[scheme] = other_names + [_EXPERTS] * (len(other_names) < len(names))
+        targets[scheme] = [name for name in names if name not in layout.experts]
+        if len(targets[scheme]) < len(names):
+            # Transformers looks for one group that has a pattern of experts.
+            targets[scheme].append(_EXPERTS)
     return targets
 
 
@@ -534,8 +568,8 @@ def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]
         advice = ""
         if isinstance(grid, Absmax):  # other formats have groups of one size
             common = math.gcd(*widths.values())
-            largest_power = 2 ** (grid.group.bit_length() - 1)
-            size = min(common & -common, largest_power)  # a power of two that divides all widths
+            power_of_two = common & -common  # the largest that divides all widths
+            size = min(power_of_two, 2 ** (grid.group.bit_length() - 1))  # no larger than the group
             smaller = _expression_with_weights(scheme, replace(grid, group=size))
             advice = f"use --scheme {smaller!r}, or "
         raise WakefulError(
@@ -545,11 +579,11 @@ def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]
 
 
 def _expression_with_weights(scheme: Scheme, weights: Grid) -> str:
-    """Return the expression of a scheme after its number format of weights is replaced by
-    `weights`.
+    """Return the expression of a scheme of weights and inputs with another number format of
+    weights.
     """
-    regridded = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
-    return regridded.with_scales(scheme.scales).expression
+    changed = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
+    return changed.with_scales(scheme.scales).expression
 
 
 def _to_stock_model(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _StockModel:
@@ -573,12 +607,12 @@ def _to_stock_model(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _St
             f"{FORMAT} has no place for softmax-1, by which this {type(model).__name__} "
             f"attends (attn_implementation = {SOFTMAX1!r}): {_MEASURE_ONLY}"
         )
-    # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
+    # Files hold persistent buffers too, such as a router's correction and a scale in Gemma 4.
     buffers = {
         name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
         if not isinstance(tensor, nn.Parameter)
     }  # fmt: skip
-    replaced = quantized.keys() | caches.keys()
+    replaced = quantized.keys() | caches.keys()  # modules that write tensors of their own
     full_precision = {
         name: tensor
         for name, tensor in (parameters | buffers).items()
@@ -596,11 +630,15 @@ def _decoder_to_stock_model(
 ) -> _StockModel:
     """Return the parts of our `Decoder` under the names of the stock architecture that it equals.
 
+    `quantized` and `caches` are its quantized layers and caches, and `parameters` all parameters,
+    by their names in the decoder. A link names one tensor of Transformers and those of ours that
+    it is joined from.
+
     Raises:
         WakefulError: no stock architecture is equal, or a part has no equivalent there.
     """
     assert isinstance(model, Decoder)
-    parameters |= dict(model.named_buffers())  # softmax-1's constant
+    tensors_by_name = parameters | dict(model.named_buffers())  # a buffer: softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # written as a transform instead
     kind, config = stock_architecture(plain)
     if kind == WakefulConfig.model_type:
@@ -617,8 +655,10 @@ def _decoder_to_stock_model(
         hf_name = family.checkpoint_name(link.hf_name)
         owners = [part.rpartition(".")[0] for part in link.decoder_names]
         for owner in owners:
-            cache = caches.get(f"{owner.removesuffix('.key')}.quantized")
-            if cache is not None and owner.endswith(".key"):
+            # The layer that computes the keys leads from our attention to that of Transformers.
+            attention, _, leaf = owner.rpartition(".")
+            cache = caches.get(f"{attention}.quantized")
+            if cache is not None and leaf == "key":
                 attentions[hf_name.rsplit(".", 2)[0]] = cache
         if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
             if hf_name.endswith(".bias"):
@@ -628,7 +668,8 @@ def _decoder_to_stock_model(
                 )
             rotated.append(hf_name.rpartition(".")[0])
         if not any(owner in quantized for owner in owners):
-            tensors[hf_name] = link.join([parameters[part].detach() for part in link.decoder_names])
+            parts = [tensors_by_name[part].detach() for part in link.decoder_names]
+            tensors[hf_name] = link.join(parts)
         elif len(owners) > 1:
             raise WakefulError(
                 f"{FORMAT} has one number format per matrix, and {hf_name} of a {kind} joins "
@@ -648,10 +689,10 @@ def _inner_rotation(model: nn.Module) -> Tensor:
 
 
 def _norm_weight_offsets(model: nn.Module) -> dict[str, float]:
-    """Return the constant c that each norm adds to its weight w before scaling by w + c.
+    """Return the constant c that each norm adds to its weight w, by the name of the weight.
 
-    c is 1 in a Gemma model and mostly 0, by the name of the weight. A norm's output is linear in
-    its weight, n (w + c), so the outputs for w = 0 and w = 1 give c.
+    c is 1 in a Gemma model and 0 in most others. A norm's output is linear in its weight,
+    y(w) = n (w + c), so that c = |y(0)| / (|y(1)| − |y(0)|).
     """
     offsets: dict[str, float] = {}
     for name in readers_of_norms(model):
@@ -682,9 +723,9 @@ def _transformers_layout(config: PreTrainedConfig) -> _TransformersLayout:
     experts: set[str] = set()
     if any(map(is_fused, modules.values())):
         file_names, experts = _expert_file_names(skeleton, modules)
-    routers = routers_of(skeleton)
-    routing = [file_names[name][0] for name, module in modules.items() if id(module) in routers]
-    return _TransformersLayout(linears, file_names, experts, routing)
+    router_ids = routers_of(skeleton)
+    routers = [file_names[name][0] for name, module in modules.items() if id(module) in router_ids]
+    return _TransformersLayout(linears, file_names, experts, routers)
 
 
 def _expert_file_names(
@@ -694,23 +735,27 @@ def _expert_file_names(
     names of the experts' layers.
 
     Every tensor's content is replaced by an index (one per expert, two for a fused gate and up),
-    and Transformers' own conversion to the file layout shows where each index goes.
+    and Transformers' own conversion to the file layout shows where each index goes. An expert's
+    layer is named after the fused tensor and its number: "mlp.experts.gate_up_proj.0".
     """
-    names: list[str] = []
+    names: list[str] = []  # of the tensor, or the expert's layer, that each index stands for
     indices: dict[str, Tensor] = {}
     for name, tensor in skeleton.state_dict().items():
         parts, part_indices = [name], torch.tensor([len(names)])
         if tensor.ndim == 3 and is_fused(modules[name.rpartition(".")[0]]):
             halves = 2 if name.endswith("gate_up_proj") else 1
-            parts = [f"{name}.{n}" for n in range(len(tensor)) for _ in range(halves)]
+            parts = [f"{name}.{expert}" for expert in range(len(tensor)) for _ in range(halves)]
             part_indices = torch.arange(len(names), len(names) + len(parts)).view(-1, halves, 1)
-        names, indices[name] = names + parts, part_indices
+        indices[name] = part_indices
+        names += parts
     converted = revert_weight_conversion(skeleton, indices).items()
+    # A tensor that files hold with several indices in it is still fused there: it is left out.
     by_index = {int(index): file_name for file_name, index in converted if index.numel() == 1}
     experts = {names[index] for index in by_index} - indices.keys()
     file_names: dict[str, list[str]] = {}
     for index in sorted(by_index):
         file_names.setdefault(names[index], []).append(by_index[index])
+    # Layers are looked up too, by the names of their weights without the suffix.
     for name, tensor_names in [*file_names.items()]:
         layer = name.removesuffix(".weight")
         file_names[layer] = [tensor_name.removesuffix(".weight") for tensor_name in tensor_names]
@@ -718,9 +763,11 @@ def _expert_file_names(
 
 
 def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and biases of norms, divided by the divisors of the layers that read them.
+    """Return the weights and biases of norms, by name, after dividing them by the divisors of the
+    layers that read the norms.
 
     SmoothQuant divides a layer's inputs; a file has no such division, so the norm before does it.
+    Norms whose readers divide nothing are left out.
 
     Raises:
         WakefulError: a divisor cannot be folded into a norm.
@@ -735,16 +782,19 @@ def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
     offsets = _norm_weight_offsets(model) if as_decoder(model) is None else {}
     folded: dict[str, Tensor] = {}
     for norm, readers in readers_of_norms(model).items():
-        own = [divisors.pop(reader) for reader in readers if reader in divisors]
-        if not own:
+        reader_divisors = [divisors.pop(reader) for reader in readers if reader in divisors]
+        if not reader_divisors:
             continue
-        if len(own) < len(readers) or any(not torch.equal(divisor, own[0]) for divisor in own):
+        divisor = reader_divisors[0]
+        all_equal = all(torch.equal(other, divisor) for other in reader_divisors)
+        if len(reader_divisors) < len(readers) or not all_equal:
             raise _different_divisors(readers)
         for part in ("weight", "bias"):
             parameter = getattr(model.get_submodule(norm), part, None)
             if parameter is not None:
+                # The norm multiplies by weight + offset: that sum is to be divided.
                 offset = offsets.get(f"{norm}.{part}", 0.0)
-                value = (parameter.detach().float() + offset) / own[0] - offset
+                value = (parameter.detach().float() + offset) / divisor - offset
                 folded[f"{norm}.{part}"] = value.to(parameter.dtype)
     _refuse_unfolded_divisors(divisors)
     return folded
@@ -770,27 +820,27 @@ def _layer_file_tensors(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return a quantized layer's tensors by the names that compressed-tensors gives them, such as
     `weight_packed` and `weight_scale`.
     """
-    grid = layer.grid
+    grid, operands = layer.grid, layer.operands
     tensors = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
         tensors["weight_packed"] = layer.integers
         tensors["weight_scale"] = layer.scale.view(_stored_scale_dtype(grid) or grid.scale_type)
         for name, outer in (("weight", layer.outer), ("input", layer.input_scale)):
-            if outer is not None:
+            if outer is not None:  # by which the format divides
                 tensors[f"{name}_global_scale"] = outer.reshape(1).reciprocal()
         return tensors
-    codes, scale = layer.operands.integers, layer.operands.scales.scale
-    if grid.scale_type.itemsize > 1:
-        scale = layer.scale
+    # The layer holds scales of 8 bits as bare bytes: these are written decoded.
+    scale = layer.scale if grid.scale_type.itemsize > 1 else operands.scales.scale
     tensors["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
-    if layer.scheme.inputs is not None:
-        kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
-        tensors["weight"] = codes.view(kind)
-        if layer.input_scale is not None:
-            tensors["input_scale"] = layer.input_scale.reshape(1)
-    else:
-        tensors["weight_packed"] = pack_words(codes, grid.bits)
+    if layer.scheme.inputs is None:
+        tensors["weight_packed"] = pack_words(operands.integers, grid.bits)
         tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
+        return tensors
+    tensors["weight"] = operands.integers
+    if isinstance(grid, E4M3):
+        tensors["weight"] = operands.integers.view(torch.float8_e4m3fn)
+    if layer.input_scale is not None:
+        tensors["input_scale"] = layer.input_scale.reshape(1)
     return tensors
 
 
@@ -808,6 +858,7 @@ def _pack_rows(codes: Int8[Tensor, "N K"], bits: int) -> Int32[Tensor, "N W"]:
     padded = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % per_word))
     shifts = torch.arange(per_word, device=codes.device) * bits
     words = (padded.unflatten(1, (-1, per_word)) << shifts).sum(-1)
+    # int32 has a sign: the same 32 bits from 2³¹ on are a negative number.
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 

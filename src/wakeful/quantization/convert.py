@@ -177,8 +177,10 @@ def scheme_of(model: nn.Module) -> Scheme | None:
     """Return the scheme of a quantized model: that of its cache or else of most of its layers; None
     for a model that is not quantized.
     """
-    caches = [module.scheme for module in model.modules() if isinstance(module, QuantizedCache)]
-    schemes = Counter(caches[:1] or [module.scheme for module in quantized_layers(model).values()])
+    for module in model.modules():
+        if isinstance(module, QuantizedCache):
+            return module.scheme  # all caches of a model have the same
+    schemes = Counter(layer.scheme for layer in quantized_layers(model).values())
     return schemes.most_common(1)[0][0] if schemes else None
 
 
@@ -214,7 +216,10 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         has_matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
-        (matched_layers if has_matrix else matched_containers).update(patterns)
+        if has_matrix:
+            matched_layers.update(patterns)
+        else:
+            matched_containers.update(patterns)
         if patterns or isinstance(module, nn.Embedding) or id(module) in routers:
             continue
         if is_linear(module):
@@ -224,10 +229,10 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
             _refuse_unknown_matrices(name, module)
     unused = next((pattern for pattern in skip if pattern not in matched_layers), None)
     if unused is not None:
-        advice = f"; for the layers inside it write '{unused}.*'"
-        raise WakefulError(
-            f"--skip {unused} matches no layer{advice if unused in matched_containers else ''}"
-        )
+        advice = ""
+        if unused in matched_containers:
+            advice = f"; for the layers inside it write '{unused}.*'"
+        raise WakefulError(f"--skip {unused} matches no layer{advice}")
     if not layers:
         raise WakefulError(f"{type(model).__name__} has no linear layer to quantize")
     return layers
@@ -253,7 +258,7 @@ def is_linear(module: nn.Module) -> bool:
 @torch.no_grad()
 def _only_multiplies(layer: nn.Linear) -> bool:
     """Tell whether a subclass of `nn.Linear` with its own forward, such as Falcon's, computes
-    x Wᵀ + b, by running it on one input.
+    x Wᵀ + b up to its dtype's precision, by running it on one input.
     """
     weight = layer.weight
     x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -297,11 +302,13 @@ def replace_layers(model: nn.Module, replacements: Mapping[int, nn.Module]) -> n
     `replacements` holds the new layers by the `id` of those that they replace.
     """
     copied = with_modules(model, replacements)
-    padding_matters = any(
+    has_scale_per_sequence = any(
         layer.depends_on_padding
         for layer in replacements.values()
         if isinstance(layer, QuantizedLinear)
     )
-    if padding_matters and not isinstance(copied, Decoder):
+    # Such a layer has to tell sequences apart. Our decoder gives it (B, L, K), but some models of
+    # Transformers flatten a batch into rows first.
+    if has_scale_per_sequence and not isinstance(copied, Decoder):
         return track_batch_shape(copied)
     return copied

@@ -90,7 +90,7 @@ def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataF
         kurtosis = rows.filter(metric="input_kurtosis", position=part)
         kurtosis = kurtosis.select("module", pl.col("value").alias(f"kurtosis_{part}"))
         errors = errors.join(kurtosis, on="module", how="left", maintain_order="left")
-    figures = pl.selectors.float()
+    figures = pl.selectors.float()  # all columns of numbers
     return errors.with_columns(pl.when(figures.is_finite()).then(figures))
 
 
@@ -133,7 +133,9 @@ def damage_summary(damage: Damage) -> dict[str, Any]:
 
 
 def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
-    """Return one scheme's figures by name: losses, bytes, errors of layers and seconds."""
+    """Return one scheme's figures by name, for summary.json: losses, bytes, errors of layers and
+    seconds. A figure that is not finite, or of a layer where none is quantized, is None.
+    """
     measurement, scheme = damage.measurement, damage.schemes[name]
     errors = layer_errors(damage, name)
     rows = errors.sort("value", descending=True, nulls_last=True).to_dicts()
@@ -247,7 +249,8 @@ def _correlation_sentence(predictor: str, damage: str, frames: Mapping[str, pl.D
 def _prediction_strength(rho: float, count: int) -> str:
     """Return in words how well a figure predicts another, from Spearman's ρ over `count` pairs."""
     t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho**2))
-    if rho <= 0 or t < student_quantile(count - 2):
+    is_significant = t >= student_quantile(count - 2)
+    if rho <= 0 or not is_significant:
         return "does not predict"
     return "predicts" if rho >= _STRONG_CORRELATION else "weakly predicts"
 
@@ -271,12 +274,14 @@ def grade_damage(damage: Damage, name: str) -> Level:
     loss, error = damage.measurement.loss_increase(name)
     if finite_or_none(loss) is None:
         return "bad"
-    radius = math.inf
+    radius = math.inf  # of the interval of a single sequence
     if finite_or_none(error) is not None:
         radius = interval_half_width(error, len(damage.measurement.counts))
     if abs(loss) <= radius and loss + radius > HARMLESS:
         return "unsure"
-    return "good" if loss <= HARMLESS else "bad" if loss >= SEVERE else "mixed"
+    if loss >= SEVERE:
+        return "bad"
+    return "good" if loss <= HARMLESS else "mixed"
 
 
 def _grade_and_explain(damage: Damage, name: str) -> tuple[Level, str]:
@@ -284,19 +289,20 @@ def _grade_and_explain(damage: Damage, name: str) -> tuple[Level, str]:
     layer.
     """
     figures, level = scheme_figures(damage, name), grade_damage(damage, name)
-    loss, after = figures["loss_increase"], figures["perplexity"]
-    if loss is None or after is None:
+    loss, perplexity = figures["loss_increase"], figures["perplexity"]
+    if loss is None or perplexity is None:
         return "bad", "The quantized model's loss is not finite."
-    before = damage.measurement.perplexity()[0]
-    count = len(damage.measurement.counts)
+    original_perplexity = damage.measurement.perplexity()[0]
+    num_sequences = len(damage.measurement.counts)
     error = figures["loss_increase_standard_error"]
-    change = f"{format_interval(loss, error, count, '+')} nats per token"
+    change = f"{format_interval(loss, error, num_sequences, '+')} nats per token"
     change += "" if error is None else ", ± its 95% interval,"
     doubt = ", too little text to tell it from zero" if level == "unsure" else ""
-    layers = "No layer's weights change."
-    if figures["worst_layer"]:
+    if not figures["worst_layer"]:  # the cache alone is quantized
+        layers = "No layer's weights change."
+    elif figures["layer_error_worst"] is None:
         layers = "No layer's relative error is finite."
-    if figures["layer_error_worst"] is not None:
+    else:
         layers = (
             f"The worst layer, {figures['worst_layer']}, is off by "
             f"{figures['layer_error_worst']:.1%}; the median layer by "
@@ -305,17 +311,20 @@ def _grade_and_explain(damage: Damage, name: str) -> tuple[Level, str]:
         )
     return level, (
         f"The loss changes by {change} on the same text{doubt} (perplexity "
-        f"{format_estimate(before)} to {format_estimate(after)}). {layers}"
+        f"{format_estimate(original_perplexity)} to {format_estimate(perplexity)}). {layers}"
     )
 
 
 def describe_scheme(scheme: Scheme) -> str:
     """Return a sentence that says which tensors a scheme quantizes to which number format."""
-    parts = [(part, grid) for part, grid in scheme.activations]
+    grids = list(scheme.activations)
     if scheme.weights is not None:
-        parts.insert(0, ("weights", scheme.weights))
-    descriptions = [grid.description.format(part) for part, grid in parts]
-    descriptions = [part.replace("per channel", "per output channel") for part in descriptions]
+        grids.insert(0, ("weights", scheme.weights))
+    # A description has a place for the tensor's name: "8-bit {} per token".
+    descriptions = [
+        grid.description.format(tensor_name).replace("per channel", "per output channel")
+        for tensor_name, grid in grids
+    ]
     if scheme.cache is not None:
         head = " and head" if scheme.cache.per != "tensor" else ""
         descriptions.append(scheme.cache.description.format("keys and values") + head)
@@ -336,8 +345,8 @@ def worst_layers(damage: Damage, name: str) -> list[dict[str, Any]]:
     """
     errors = layer_errors(damage, name)
     for position in ("first", "rest"):
-        at_position = layer_errors(damage, name, position)
-        at_position = at_position.select("module", pl.col("value").alias(position))
-        errors = errors.join(at_position, on="module", how="left")
+        errors_there = layer_errors(damage, name, position)
+        errors_there = errors_there.select("module", pl.col("value").alias(position))
+        errors = errors.join(errors_there, on="module", how="left")
     errors = errors.sort("value", descending=True, nulls_last=True)
     return errors.head(_NUM_WORST).to_dicts()

@@ -47,18 +47,20 @@ def estimate_rounding_seconds(
     all; the time of larger shapes is extrapolated in proportion to N·K².
     """
     counts = Counter(tuple(weight_and_bias(layer)[0].shape) for layer in layers.values())
-    by_shape = {tuple(weight_and_bias(layer)[0].shape): layer for layer in layers.values()}
-    total, spent, rate = 0.0, 0.0, 0.0
+    layer_by_shape = {tuple(weight_and_bias(layer)[0].shape): layer for layer in layers.values()}
+    total, measuring, seconds_per_unit = 0.0, 0.0, 0.0
     for height, width in sorted(counts, key=lambda shape: shape[0] * shape[1] ** 2):
-        if spent < _SECONDS_TO_MEASURE:
-            layer = by_shape[height, width]
+        units = height * width**2
+        if measuring < _SECONDS_TO_MEASURE:
+            layer = layer_by_shape[height, width]
             start = time.perf_counter()
+            # The time does not depend on the statistics: XᵀX may be the identity.
             ones = weight_and_bias(layer)[0].new_ones(width)
             statistics = InputStatistics(ones, 0.0, ones.diag(), Readers(ones))
             fitting = [scheme for scheme in schemes.values() if scheme_fits(layer, scheme)]
             quantize_layer_with_schemes(layer, fitting, "integer", statistics)
             seconds = time.perf_counter() - start
-            spent += seconds
-            rate = seconds / (height * width**2)
-        total += counts[height, width] * rate * height * width**2
+            measuring += seconds
+            seconds_per_unit = seconds / units
+        total += counts[height, width] * seconds_per_unit * units
     return total

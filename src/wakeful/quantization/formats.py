@@ -3,6 +3,7 @@
 Text is read once for all formats of the same method. The model stays unchanged.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,15 +40,22 @@ def scheme_fits(layer: nn.Module, scheme: Scheme) -> bool:
 
 
 def matrix_bytes(scheme: Scheme, rows: int, columns: int) -> int:
-    """Return the bytes that a weight's codes and scales take in a file."""
+    """Return the bytes that the codes and scales of a weight (rows, columns) take in a file."""
     grid = scheme.weights
     assert grid is not None
+    bytes_per_row = math.ceil(columns * grid.stored_bits / 8)
     num_outer_scales = rows if grid.per == "channel" else 1
-    num_scales = rows * -(-columns // grid.group) if grid.group else num_outer_scales
-    size = rows * -(-columns * grid.stored_bits // 8) + num_scales * grid.scale_type.itemsize
-    size += 0 if grid.symmetric else 4 * num_scales  # zero points
-    size += 4 * num_outer_scales if grid.two_scales else 0
-    return size + 4 * (scheme.scales == "static")
+    num_scales = num_outer_scales
+    if grid.group:
+        num_scales = rows * math.ceil(columns / grid.group)
+    size = rows * bytes_per_row + num_scales * grid.scale_type.itemsize
+    if not grid.symmetric:
+        size += 4 * num_scales  # zero points
+    if grid.two_scales:
+        size += 4 * num_outer_scales
+    if scheme.scales == "static":
+        size += 4  # the scale of the inputs
+    return size
 
 
 def quantize_layers(
@@ -62,24 +70,24 @@ def quantize_layers(
 ) -> LayersByFormat:
     """Return a model's layers quantized under each of several schemes, by scheme and layer name.
 
-    `text` holds calibration token ids (B, L), read once for all schemes of one method. Methods see
-    the inputs of the full-precision model; a sequential method, which allows one scheme only, sees
-    those of the model whose earlier blocks are quantized. With `whole_groups`, a layer whose width
-    is no multiple of a scheme's groups is left out.
+    `text` holds calibration token ids (B, L), read once for all schemes of one method. A method
+    rounds by the inputs that layers have in the full-precision model; a sequential one, which
+    allows one scheme only, by those in the model whose earlier blocks are quantized. With
+    `whole_groups`, a layer is left out of the schemes of whose groups its width is no multiple.
     """
-    formats: LayersByFormat = {name: {} for name in schemes}
+    formats: LayersByFormat = {scheme_name: {} for scheme_name in schemes}
     by_method: dict[str, dict[str, Scheme]] = {}
-    for name, scheme in schemes.items():
-        by_method.setdefault(str(scheme.method), {})[name] = scheme
-    done, total = 0, len(by_method) * len(layers)
+    for scheme_name, scheme in schemes.items():
+        by_method.setdefault(str(scheme.method), {})[scheme_name] = scheme
+    num_quantized, total = 0, len(by_method) * len(layers)
     with evaluating(model):
         for method_schemes in by_method.values():
             rounding = _LayerRounding(model, layers, method_schemes, text, arithmetic, whole_groups)
-            for layer_name, quantized in rounding.quantize_all():
-                for name, layer in quantized.items():
-                    formats[name][layer_name] = layer
-                done += 1
-                on_progress(done, total)
+            for layer_name, quantized_by_scheme in rounding.quantize_all():
+                for scheme_name, quantized in quantized_by_scheme.items():
+                    formats[scheme_name][layer_name] = quantized
+                num_quantized += 1
+                on_progress(num_quantized, total)
     return formats
 
 
@@ -97,13 +105,15 @@ class _LayerRounding:
     def quantize_all(self) -> Iterator[tuple[str, dict[str, QuantizedLinear]]]:
         """Yield each layer's name with its quantized copies by scheme name.
 
-        A sequential method puts them into the model for a while; at the end it is as before.
+        A sequential method puts each block's quantized layers into the model, so that later blocks
+        read what these compute; at the end the model has its own layers again.
         """
         model, layers, method = self.model, self.layers, self._scheme_list[0].rounding
         if method.sequential and len(self.schemes) > 1:
             raise WakefulError(f"{method} rounds block after block, one format at a time")
         token_weights = None
         layer_groups = iter([dict(layers)])
+        # Gradients can weigh the tokens while XᵀX is summed if one pass serves all layers.
         weighs_by_gradient = (
             method.weighs_tokens and not method.sequential and products_fit_memory(layers)
         )
@@ -114,7 +124,7 @@ class _LayerRounding:
         norm_readers: set[str] = set()
         if method.norms:
             norm_readers.update(*readers_of_norms(model).values())
-        sharing = self._layers_sharing_outer_scale()
+        names_sharing_scale = self._layers_sharing_outer_scale()
         try:
             for group in layer_groups:
                 statistics = self._collect_statistics(group, token_weights, weighs_by_gradient)
@@ -122,8 +132,10 @@ class _LayerRounding:
                     layer_statistics.reads_norm = not method.norms or name in norm_readers
                 replacements: dict[str, nn.Module] = {}
                 for name, layer in group.items():
-                    max_weight = self._shared_max_weight(sharing.get(name, ()), statistics)
+                    names = names_sharing_scale.get(name, ())
+                    max_weight = self._shared_max_weight(names, statistics)
                     quantized = self._quantize_layer(layer, statistics.get(name), max_weight)
+                    # The layer itself where no scheme fits it.
                     replacements[name] = next(iter(quantized.values()), layer)
                     yield name, quantized
                 if method.sequential:
@@ -138,7 +150,11 @@ class _LayerRounding:
     def _collect_statistics(
         self, layers: dict[str, nn.Module], weights: TokenWeights | None, weighs_by_gradient: bool
     ) -> dict[str, InputStatistics]:
-        """Return what the schemes need to know of calibration text at some layers, if anything."""
+        """Return statistics of calibration text at these layers, by their names; none if no scheme
+        needs any.
+
+        Tokens count in XᵀX by `weights`, or with `weighs_by_gradient` by a backward pass.
+        """
         schemes = self._scheme_list
         static = any(scheme.scales == "static" for scheme in schemes)
         if not static and schemes[0].method is None:
@@ -163,9 +179,8 @@ class _LayerRounding:
         return dict(zip(schemes, quantized, strict=True))
 
     def _layers_sharing_outer_scale(self) -> dict[str, list[str]]:
-        """Return for each layer the names of all that read the same tensor, itself included.
-
-        They share an outer scale; empty where no scheme has an outer scale per tensor.
+        """Return, by name, for each layer the names of all layers that read the same tensor, itself
+        included: these share an outer scale. Empty if no scheme has an outer scale per tensor.
         """
         grids = [scheme.weights for scheme in self._scheme_list]
         if not any(grid and grid.two_scales and grid.per == "tensor" for grid in grids):

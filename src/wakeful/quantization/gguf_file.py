@@ -31,8 +31,8 @@ class EmbeddingTable:
         return _linear_with_weight(self.embedding.weight)  # pyright: ignore[reportArgumentType]
 
     def replacements(self, quantized: QuantizedLinear) -> dict[int, nn.Module]:
-        """Return an embedding and heads with a dequantized weight, by the `id` of the module that
-        each of them replaces.
+        """Return, by the `id` of the module to replace, the embedding and the heads with the
+        dequantized weight of `quantized`, which they share.
         """
         weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
         table = nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
@@ -88,10 +88,11 @@ def save_for_llama_cpp(
             replacements |= tables[layer_name].replacements(layer)
             continue
         original = decoder.get_submodule(layer_name)
-        dense = copy.copy(original)
-        dense._parameters = dict(original._parameters)
-        dense.weight = nn.Parameter(layer.dequantize(), requires_grad=False)
-        replacements[id(original)] = dense
+        dequantized_layer = copy.copy(original)
+        dequantized_layer._parameters = dict(original._parameters)  # else the original changes too
+        dequantized_layer.weight = nn.Parameter(layer.dequantize(), requires_grad=False)
+        replacements[id(original)] = dequantized_layer
+    # With the scales, the export finds the same codes again in the dequantized weights.
     bits_and_scales = {
         f"{layer_name}.weight": (layer.grid.bits, layer.operands.scales.scale)
         for layer_name, layer in layers.items()

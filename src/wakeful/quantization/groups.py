@@ -23,14 +23,15 @@ def fused_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
     Such layers are a block's queries, keys and values; its gate and up projections; and the experts
     of all blocks. Every other layer is a group by itself.
     """
-    groups: dict[tuple[str, int], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         parent, _, leaf = name.rpartition(".")
+        fused = next((pattern for pattern in _FUSED if re.fullmatch(pattern, leaf)), None)
         if _EXPERTS.fullmatch(name):
-            key = "experts", -1
+            key = ("experts", "")
+        elif fused is not None:
+            key = (parent, fused)
         else:
-            matches = (n for n, pattern in enumerate(_FUSED) if re.fullmatch(pattern, leaf))
-            pattern_index = next(matches, None)
-            key = (name, -1) if pattern_index is None else (parent, pattern_index)
+            key = (name, "")
         groups.setdefault(key, []).append(name)
     return [tuple(group) for group in groups.values()]

@@ -42,17 +42,21 @@ def layers_by_block(
     has replaced its layers, so that later blocks read the outputs of the new layers.
     """
     several_groups = rerun_blocks or not products_fit_memory(layers)
-    stepwise = several_groups and _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS])
-    blocks = list(_group_by_block(model, layers)) if stepwise or rerun_blocks else [layers]
-    if not stepwise:
-        for block_layers in blocks:
+    blockwise = several_groups and _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS])
+    layers_of_blocks = [layers]
+    if blockwise or rerun_blocks:
+        layers_of_blocks = list(_group_by_block(model, layers))
+    if not blockwise:
+        for block_layers in layers_of_blocks:
             yield from _split_by_memory(block_layers)
         return
     runner = _BlockRunner(list(blocks_of(model)), len(text))
-    for index, block_layers in enumerate(blocks):
+    for index, block_layers in enumerate(layers_of_blocks):
         with runner.run_only(index):
             yield from _split_by_memory(block_layers)
-            if index < len(runner.blocks) and (rerun_blocks or not block_layers):
+            # The next block needs outputs: of the new layers, or of a block that no caller ran.
+            is_block = index < len(runner.blocks)  # the last entry is of layers outside the blocks
+            if is_block and (rerun_blocks or not block_layers):
                 runner.run(model, text)
         runner.advance()
 
@@ -71,12 +75,12 @@ def layers_from_block_on(
         return
     runner = _BlockRunner(list(blocks_of(model)), len(text))
     for index, block_layers in enumerate(_group_by_block(model, layers)):
-        if index == len(runner.blocks):
+        if index == len(runner.blocks):  # those outside the blocks
             yield list(block_layers)
             return
         with runner.run_from(index):
             yield list(block_layers)
-        with runner.run_only(index):
+        with runner.run_only(index):  # once more, for the inputs of the next block
             runner.run(model, text)
         runner.advance()
 
@@ -108,18 +112,21 @@ class _BlockRunner:
         return self._replace_forwards(self.blocks[:index], index)
 
     @contextmanager
-    def _replace_forwards(self, blocks: Sequence[nn.Module], index: int) -> Iterator[None]:
-        """Replace the forward of each of these blocks within the context (see `_step`)."""
-        original = {block: vars(block).get("forward") for block in blocks}
+    def _replace_forwards(self, blocks: Sequence[nn.Module], current: int) -> Iterator[None]:
+        """Replace the forward of these first blocks, within the context, by what `_step` makes of
+        it while the block with the index `current` runs.
+        """
+        # An instance has a forward of its own only where accelerate, for one, has set it.
+        own_forwards = {block: vars(block).get("forward") for block in blocks}
         try:
-            for number, block in enumerate(blocks):
-                block.forward = self._step(number, index, block.forward)
+            for block_index, block in enumerate(blocks):
+                block.forward = self._step(block_index, current, block.forward)
             yield
         finally:
-            for block, forward in original.items():
-                del block.forward  # the instance's; the class' own appears again
-                if forward is not None:  # accelerate sets one on instances
-                    block.forward = forward
+            for block, own_forward in own_forwards.items():
+                del block.forward  # now the method of the class is found again
+                if own_forward is not None:
+                    block.forward = own_forward
 
     def advance(self) -> None:
         """Use the outputs of the current block as the inputs of the next."""
@@ -136,7 +143,7 @@ class _BlockRunner:
         """
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            if block_index == 0:
+            if block_index == 0:  # a pass begins: it reads the next sequence
                 self.sequence = (self.sequence + 1) % len(self.inputs)
             if block_index < current:
                 return self.inputs[self.sequence]
@@ -164,7 +171,7 @@ def _can_run_blockwise(model: nn.Module, tokens: Tensor) -> bool:
             with runner.run_only(index):
                 runner.run(model, [tokens])
             runner.advance()
-        with runner.run_only(len(blocks)):
+        with runner.run_only(len(blocks)):  # what follows the blocks
             return torch.equal(logits_of(model, tokens), expected)
     except Exception:  # a block may raise anything if it misses what earlier blocks computed
         return False

@@ -28,7 +28,7 @@ _PACKED_BITS = 4
 """Up to this many bits, two codes share a byte."""
 
 
-class KeepsBuffers(nn.Module):
+class FixedDtypeModule(nn.Module):
     """A module whose `fixed_buffers` keep their dtype when the model is converted to another
     one.
     """
@@ -37,18 +37,20 @@ class KeepsBuffers(nn.Module):
     holds_quantized_values: ClassVar[bool] = True
     """Marks a quantized model for packages that do not import this one."""
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "KeepsBuffers":
-        """Apply a conversion such as `.half()`; fixed buffers change only their device."""
-        before = dict(self._buffers)
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "FixedDtypeModule":
+        """Apply to all tensors the conversion `fn` of `.half()`, `.to(...)` and the like, of which
+        `fixed_buffers` take only the device: their dtype stays.
+        """
+        original_buffers = dict(self._buffers)
         super()._apply(fn, recurse)
         for name in self.fixed_buffers:
-            buffer, converted = before[name], self._buffers[name]
-            if buffer is not None and converted is not None:
-                self._buffers[name] = buffer.to(converted.device)
+            original, converted = original_buffers[name], self._buffers[name]
+            if original is not None and converted is not None:
+                self._buffers[name] = original.to(converted.device)
         return self
 
 
-class QuantizedLinear(KeepsBuffers):
+class QuantizedLinear(FixedDtypeModule):
     """A quantized linear layer, ŷ = Q_out(Q_in(x) Ŵᵀ + b), with those of W, x and y quantized that
     the scheme says.
 
@@ -65,7 +67,7 @@ class QuantizedLinear(KeepsBuffers):
 
     def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
         """Create the quantized layer with the shape of a full-precision one; `set_weights` fills
-        it.
+        its buffers. Buffers that the scheme does not need are None.
         """
         super().__init__()
         weight, bias = weight_and_bias(layer)
@@ -74,7 +76,7 @@ class QuantizedLinear(KeepsBuffers):
         self.arithmetic: Arithmetic = arithmetic
         assert scheme.weights is not None
         grid = self.grid = scheme.weights
-        self.packed = grid.bits <= _PACKED_BITS
+        self.packed = grid.bits <= _PACKED_BITS  # two codes share a byte
         columns = (in_features + 1) // 2 if self.packed else in_features
         code_type = torch.uint8 if self.packed else torch.int8
         scale_shape = outer_shape = (out_features if grid.per == "channel" else 1, 1)
@@ -121,7 +123,7 @@ class QuantizedLinear(KeepsBuffers):
     def set_static_scales(self, statistics: InputStatistics) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
         channel_max = statistics.channel_max
-        if self.divisor is not None:
+        if self.divisor is not None:  # the scale is that of the divided inputs
             channel_max = channel_max / self.divisor
         for name, grid, largest in (
             ("input_scale", self.scheme.inputs, float(channel_max.max())),
@@ -154,14 +156,16 @@ class QuantizedLinear(KeepsBuffers):
         """Return the layer's output ŷ (..., N) for inputs x (..., K), activations quantized too.
 
         A dynamic scale "per tensor" is computed for each sequence x[b] of x (B, L, K), so that a
-        sequence's output does not depend on the others in its batch. Of rows (B · L, K) the
-        sequences are known within a model that `track_batch_shape` prepared.
+        sequence's output does not depend on the others in its batch. Rows (B · L, K) are told
+        apart by sequence only within a model that `track_batch_shape` prepared.
         """
         rows, scales, num_sequences = self._prepare_inputs(x)
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
         arithmetic = self.arithmetic
         if inputs is None and outputs is not None:
-            arithmetic = "reference"  # rounding the output needs the definition's last bit
+            # Unquantized inputs are multiplied in float32, where arithmetics differ in the last
+            # bit: enough to round some outputs to another number.
+            arithmetic = "reference"
         multiply = emulated_product if self.scheme.emulated else LINEARS[arithmetic]
         y = multiply(rows, inputs, scales, self.operands)
         if self.bias is not None:
@@ -201,7 +205,9 @@ class _CurrentBatch(threading.local):
     shape: tuple[int, int] = (1, 0)
 
     def num_sequences(self, num_rows: int) -> int:
-        """Return B if `num_rows` is the number of all tokens of the batch, B · L; else 1."""
+        """Return B if `num_rows` is the number of all tokens of the batch, B · L; else 1, since
+        such rows, as those of a single expert, are not whole sequences.
+        """
         batch, length = self.shape
         return batch if num_rows == batch * length else 1
 
@@ -222,10 +228,13 @@ def track_batch_shape(model: nn.Module) -> nn.Module:
 
 
 def _record_batch_shape(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Pre-hook of a model that records (B, L) of its token ids or input embeddings."""
+    """Pre-hook of a model that records (B, L) of its token ids (B, L) or embeddings (B, L, D)."""
     candidates = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
     tokens = next((value for value in candidates if isinstance(value, Tensor)), None)
-    if tokens is not None and tokens.ndim == (3 if tokens.is_floating_point() else 2):
+    if tokens is None:
+        return
+    expected_ndim = 3 if tokens.is_floating_point() else 2
+    if tokens.ndim == expected_ndim:
         _batch.shape = (tokens.shape[0], tokens.shape[1])
 
 
@@ -289,7 +298,7 @@ def quantize_layer_with_schemes(
     if divisor is not None:
         weight = weight.float() * divisor
     quantized_copies = [create_quantized_layer(layer, scheme, arithmetic) for scheme in schemes]
-    grids = [item.grid for item in quantized_copies]
+    grids = [quantized.grid for quantized in quantized_copies]
     if max_weight is not None:
         grids = [
             grid.with_outer_scale(grid.scale_for_max(max_weight)) if grid.two_scales else grid
@@ -321,7 +330,7 @@ def layer_divisor(scheme: Scheme, statistics: InputStatistics | None) -> Tensor 
     method, grid = scheme.rounding, scheme.weights
     if statistics is None or grid is None or not method.divides_inputs:
         return None
-    if method.norms and not statistics.reads_norm:
+    if method.norms and not statistics.reads_norm:  # no norm could take the division over
         return torch.ones_like(statistics.channel_max)
-    # Layers with the same input would share the tensor, and a file would then store it once.
+    # Without a copy, layers with the same input might share a tensor, which a file stores once.
     return method.compute_divisor(statistics, grid).clone()

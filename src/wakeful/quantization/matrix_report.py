@@ -116,13 +116,11 @@ def _damage_table(damages: Sequence[Damage]) -> Table:
         summary = damage_summary(damage)
         perplexity = perplexity_with_interval(summary, summary["sequences"])
         size = format_megabytes(summary["bytes"])
-        first, rest = (
-            format_number(summary[f"kurtosis_{position}"], "{:,.1f}")
-            for position in ("first", "rest")
-        )
+        first_kurtosis = format_number(summary["kurtosis_first"], "{:,.1f}")
+        rest_kurtosis = format_number(summary["kurtosis_rest"], "{:,.1f}")
         row = [Cell(summary["model"], under=[
             f"perplexity {perplexity}, {size}",
-            f"kurtosis {first} first, {rest} rest",
+            f"kurtosis {first_kurtosis} first, {rest_kurtosis} rest",
         ])]  # fmt: skip
         for figures in summary["schemes"]:
             estimates = format_scheme_estimates(figures, summary["sequences"])

@@ -89,7 +89,7 @@ class Measurement:
         """
         base = self.schemes[baseline] if baseline else self.full
         pairs = zip(self.schemes[scheme].nll, base.nll, strict=True)
-        return ratio_and_error([nll - before for nll, before in pairs], self.counts)
+        return ratio_and_error([nll - base_nll for nll, base_nll in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
         """Return a scheme's mean KL(full ‖ quantized) in nats per token, with its standard error
@@ -146,7 +146,8 @@ def measure_damage(
     check_causal(name, model)
     # Folding a decoder or unfusing experts changes the layers: compare with a model that has the
     # layers that were quantized.
-    layers = {layer for small in quantized.values() for layer in quantized_layers(small)}
+    layers = {name for quantized_model in quantized.values()
+              for name in quantized_layers(quantized_model)}  # fmt: skip
     unchanged = isinstance(model, Decoder) and not model.embedding.folded_name
     prepared = model if unchanged else prepare_for_layers(model, layers)
     # Modules exist once under one name, even if they are called from several places.
@@ -192,27 +193,28 @@ def logits_and_targets(
     """Return the logits for the P predicted tokens of B sequences, and those tokens' ids.
 
     Raises:
-        WakefulError: there are none.
+        WakefulError: the sequences are too short to predict any token.
     """
-    start = first_target(model)
+    start = first_target(model)  # the position of the first token that is predicted
     if tokens.shape[1] <= start:
         raise WakefulError("a sequence has no token to predict; make them longer")
-    return logits_of(model, tokens)[:, start - 1 : -1].flatten(0, 1), tokens[:, start:].flatten()
+    logits = logits_of(model, tokens)[:, start - 1 : -1]  # each is for the next token
+    return logits.flatten(0, 1), tokens[:, start:].flatten()
 
 
 def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
-    """Return ‖values − true‖_F / ‖true‖_F for the first token, the rest and all tokens.
+    """Return ‖values − true‖_F / ‖true‖_F of the tokens at each position: "first", "rest", "all".
 
-    It is 0 where both are all zero.
+    It is 0 where the two are equal, all-zero ones included.
     """
     true = true.float()
-    error = (values.float() - true).square().sum(1, dtype=torch.float64)
-    size = true.square().sum(1, dtype=torch.float64)
+    squared_error = (values.float() - true).square().sum(1, dtype=torch.float64)
+    squared_norm = true.square().sum(1, dtype=torch.float64)
     positions = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
     errors: dict[str, float] = {}
     for position, tokens in positions.items():
-        error_sum, size_sum = error[tokens].sum(), size[tokens].sum()
-        errors[position] = float((error_sum / size_sum).sqrt()) if error_sum else 0.0
+        error_sum, norm_sum = squared_error[tokens].sum(), squared_norm[tokens].sum()
+        errors[position] = float((error_sum / norm_sum).sqrt()) if error_sum else 0.0
     return errors
 
 
@@ -233,18 +235,22 @@ def _record_layer_errors(
     Each layer of the full-precision model is compared, on its own input, with the layer of the same
     name in every quantized model.
     """
-    layers_by_scheme = {scheme: quantized_layers(small) for scheme, small in quantized.items()}
+    layers_by_scheme = {
+        scheme: quantized_layers(quantized_model) for scheme, quantized_model in quantized.items()
+    }
     modules = dict(model.named_modules())
     names = sorted({name for layers in layers_by_scheme.values() for name in layers})
 
     def compare(name: str, args: tuple[Any, ...]) -> None:
-        layer = modules[name]
         x = args[0].reshape(-1, args[0].shape[-1])
-        is_expert = isinstance(modules.get(".".join(name.split(".")[:-2])), Experts)
-        label = name.rpartition(".")[0] if is_expert else name
+        projection, _, _ = name.rpartition(".")  # of an expert, whose own name is its number
+        experts, _, _ = projection.rpartition(".")
+        is_expert = isinstance(modules.get(experts), Experts)
+        label = projection if is_expert else name
+        # An expert reads tokens from anywhere in the sequence: there is no first one.
         kurtosis = {"rest": _mean_kurtosis(x)} if is_expert else _kurtosis_by_position(x)
         figures.add("", label, "input_kurtosis", kurtosis)
-        y = linear_product(layer, x)
+        y = linear_product(modules[name], x)
         for scheme, layers in layers_by_scheme.items():
             if name in layers:
                 errors = relative_errors(layers[name].linear(x), y)

@@ -26,20 +26,22 @@ def smallest_larger_uniform(damage: Damage) -> str | None:
 def compare_to_uniform(damage: Damage) -> dict[str, Any]:
     """Return how the mixed model's loss compares with that of a uniform format of no fewer bytes.
 
-    "against" is the uniform format's name, "difference" the paired difference of mean losses in
-    nats per token, on sequences that selected nothing, and "verdict" the result in words.
+    "against" is the uniform format's name, None if none takes as many bytes; "difference" the
+    paired difference of mean losses in nats per token, on text by which no format was selected; and
+    "verdict" the result in words.
     """
-    against, count = smallest_larger_uniform(damage), len(damage.measurement.counts)
+    against = smallest_larger_uniform(damage)
     result: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
     if against is None:
         return result
     difference, error = damage.measurement.loss_increase(MIXED, against)
-    verdict = "not better than uniform"
-    radius = interval_half_width(error, count)
+    radius = interval_half_width(error, len(damage.measurement.counts))
     if difference + radius < 0:
         verdict = "better than uniform"
     elif difference - radius > 0:
         verdict = "worse than uniform"
+    else:  # the interval includes zero
+        verdict = "not better than uniform"
     fields = estimate_fields("difference", (difference, error))
     return result | {"verdict": verdict, **fields}
 
@@ -74,26 +76,28 @@ def describe_formats(mixed: MixedModel) -> str:
 
 
 def describe_tuning(mixed: MixedModel) -> str:
-    """Return a sentence on the effect of training the scales; empty if they were not trained."""
+    """Return a sentence on the effect of training the scales, to be added to one without its full
+    stop; empty if they were not trained.
+    """
     tuning = mixed.tuning
     if tuning is None:
         return ""
-    before, after = (format_estimate(value) for value, _ in (tuning.before, tuning.after))
+    kl_before, kl_after = format_estimate(tuning.before[0]), format_estimate(tuning.after[0])
     outcome = "the trained scales are used"
     if not tuning.improved:
         outcome = "which its interval does not tell from chance: the untrained scales are used"
     return (
         f". Scales trained for {tuning.steps} steps, codes fixed: KL on text that trained nothing "
-        f"{before} to {after} nats per token, {outcome}"
+        f"{kl_before} to {kl_after} nats per token, {outcome}"
     )
 
 
-def describe_selection(mixed: MixedModel, sequences: int) -> str:
-    """Return sentences on how the formats were chosen from `sequences` calibration sequences."""
+def describe_selection(mixed: MixedModel, num_sequences: int) -> str:
+    """Return sentences on how the formats were chosen with so many calibration sequences."""
     allocation = mixed.allocation
     return (
-        f"{describe_formats(mixed)}. Of {sequences} calibration sequences every fourth scored the "
-        "formats, ½ Σ g² Δy² by one backward pass, and the rest rounded them; layers that an "
+        f"{describe_formats(mixed)}. Of {num_sequences} calibration sequences every fourth scored "
+        "the formats, ½ Σ g² Δy² by one backward pass, and the rest rounded them; layers that an "
         f"engine fuses share one. Predicted cost {allocation.cost:.4f} nats per token; no "
         f"allocation of as many bytes has a predicted cost below {allocation.bound:.4f}"
         f"{describe_tuning(mixed)}"
@@ -140,14 +144,14 @@ def _draw_frontier(damage: Damage, mixed: MixedModel) -> charts.Drawing:
 
     The points, with their 95% intervals, are the mixed model and the uniform formats.
     """
-    count = len(damage.measurement.counts)
+    num_sequences = len(damage.measurement.counts)
     rows = []
     for name in damage.schemes:
         increase, error = damage.measurement.loss_increase(name)
-        radius = interval_half_width(error, count)
+        radius = interval_half_width(error, num_sequences)
         rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": increase,
                      "low": increase - radius, "high": increase + radius})  # fmt: skip
-    max_megabytes = 1.1 * max(row["MB"] for row in rows)
+    max_megabytes = 1.1 * max(row["MB"] for row in rows)  # the line ends a little beyond the points
     line = pl.DataFrame(
         [{"MB": (size + mixed.other_bytes) / 1e6, "loss": cost} for size, cost in mixed.frontier]
     ).filter(pl.col("MB") <= max_megabytes)

@@ -79,37 +79,42 @@ def model_card_rows(damage: Damage, scheme: str = "") -> Iterator[tuple[str, str
     summary = damage_summary(damage)
     names = [*damage.schemes]
     figures = summary["schemes"][names.index(scheme or names[-1])]
-    count = summary["sequences"]
-    before = perplexity_with_interval(summary, count)
-    after = perplexity_with_interval(figures, count)
-    text = f"{count} windows of a text, {summary['tokens']:,} tokens, {INTERVAL}"
-    yield f"perplexity on {text}", before, after
+    num_sequences = summary["sequences"]
+    original = perplexity_with_interval(summary, num_sequences)
+    quantized = perplexity_with_interval(figures, num_sequences)
+    text = f"{num_sequences} windows of a text, {summary['tokens']:,} tokens, {INTERVAL}"
+    yield f"perplexity on {text}", original, quantized
     yield "MB", f"{damage.full_bytes / 1e6:,.2f}", f"{figures['bytes'] / 1e6:,.2f}"
 
 
-def format_scheme_estimates(figures: Mapping[str, Any], count: int) -> dict[str, str]:
-    """Return a scheme's estimates as text with intervals, by name: loss_increase, kl, perplexity
-    and increase. `count` is the number of sequences.
+def format_scheme_estimates(figures: Mapping[str, Any], num_sequences: int) -> dict[str, str]:
+    """Return a scheme's figures as text, by name: with intervals loss_increase, kl and perplexity,
+    and without one increase, that of the perplexity.
     """
-    estimates = {
-        key: format_interval(figures[key], figures[f"{key}_standard_error"], count, sign)
-        for key, sign in (("loss_increase", "+"), ("kl", ""))
-    }
-    increase = format_estimate(figures["increase"], None, "+")
-    return estimates | {
-        "perplexity": perplexity_with_interval(figures, count),
-        "increase": increase,
+
+    def with_interval(name: str, sign: str) -> str:
+        return format_interval(
+            figures[name], figures[f"{name}_standard_error"], num_sequences, sign
+        )
+
+    return {
+        "loss_increase": with_interval("loss_increase", "+"),
+        "kl": with_interval("kl", ""),
+        "perplexity": perplexity_with_interval(figures, num_sequences),
+        "increase": format_estimate(figures["increase"], None, "+"),
     }
 
 
-def perplexity_with_interval(figures: Mapping[str, Any], count: int) -> str:
-    """Return a perplexity as text, with exp of the ends of its loss's interval over `count`
-    sequences.
+def perplexity_with_interval(figures: Mapping[str, Any], num_sequences: int) -> str:
+    """Return a perplexity as text, with its 95% interval: exp of that of the loss.
+
+    `figures` holds perplexity and perplexity_standard_error; without these there is no interval.
     """
     value, error = figures["perplexity"], figures["perplexity_standard_error"]
     if value is None or error is None:
         return format_estimate(value)
-    return format_perplexity(math.log(value), error / value, count)
+    # The standard error of a logarithm is the relative one of the number.
+    return format_perplexity(math.log(value), error / value, num_sequences)
 
 
 def _draw_scatter(damage: Damage) -> charts.Drawing:
@@ -153,7 +158,7 @@ def _draw_error_map(damage: Damage, scheme: str) -> charts.Drawing:
     """Draw a heatmap of every layer's relative error under a scheme: block index by kind of
     layer.
     """
-    errors = layer_errors(damage, scheme).drop_nulls("layer")
+    errors = layer_errors(damage, scheme).drop_nulls("layer")  # without layers outside the blocks
     kinds = errors["kind"].unique(maintain_order=True).to_list()
     chart = charts.heatmap(
         charts.round_digits(errors.select("layer", "kind", "value", "module")),
@@ -169,7 +174,9 @@ def _draw_error_map(damage: Damage, scheme: str) -> charts.Drawing:
 
 
 def _draw_block_errors(damage: Damage) -> charts.Drawing:
-    """Draw one line per scheme: the root mean square of layers' relative errors over blocks."""
+    """Draw one line per scheme over blocks: the root mean square of the relative errors of a
+    block's layers, at all tokens but the first.
+    """
     root_mean_square = pl.col("value").pow(2).mean().sqrt()
     frames = []
     for name in damage.schemes:
@@ -187,6 +194,7 @@ def _draw_block_errors(damage: Damage) -> charts.Drawing:
 
 def _draw_block_kurtosis(damage: Damage) -> charts.Drawing:
     """Draw the mean kurtosis of layers' inputs over blocks, at the first token and at the rest."""
+    # The kurtosis is the same under all schemes: take the one that has the most layers.
     errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
     frames = []
     for position in _POSITIONS:
@@ -217,17 +225,18 @@ def _aggregate_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.Da
 _ERROR_TOOLTIP = charts.tip("value", ".3~%", title="relative error")
 
 
-def _log_axis(title: str, style: str, **scale: Any) -> alt.Y:
-    axis = alt.Axis(format=style, tickCount=5)
+def _log_axis(title: str, number_format: str, **scale: Any) -> alt.Y:
+    """Return a logarithmic y axis of the column `value`; `scale` holds options of `alt.Scale`."""
+    axis = alt.Axis(format=number_format, tickCount=5)
     return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", **scale), axis=axis)
 
 
 def damage_headline(damage: Damage) -> str:
     """Return a sentence that lists a model's schemes by the damage that they do."""
     names_by_grade: dict[str, list[str]] = {}
-    for finding in damage_findings(damage):
+    for finding in damage_findings(damage):  # one for each scheme, by its name
         names_by_grade.setdefault(GRADES[finding.level], []).append(finding.title)
-    grades = "; ".join(f"{level}: {listed(names)}" for level, names in names_by_grade.items())
+    grades = "; ".join(f"{grade}: {listed(names)}" for grade, names in names_by_grade.items())
     return f"{damage.measurement.name} quantized: {grades}."
 
 
@@ -246,16 +255,16 @@ def suggest_next_step(
     than the best scheme. `source` is the model's name as the user gave it; the command repeats all
     other `options` of the call.
     """
-    levels = {finding.title: finding.level for finding in damage_findings(damage)}
-    harmless = [name for name, level in levels.items() if level == "good"]
+    level_by_scheme = {finding.title: finding.level for finding in damage_findings(damage)}
+    harmless = [name for name, level in level_by_scheme.items() if level == "good"]
     options = options or QuantizeOptions()
     if harmless:
         return _suggest_saving(damage, source, options, harmless)
-    if "unsure" in levels.values():
+    if "unsure" in level_by_scheme.values():
         schemes = [scheme.expression for scheme in damage.schemes.values()]
-        more = 4 * len(damage.measurement.counts)
+        num_sequences = 4 * len(damage.measurement.counts)  # half as wide an interval
         command = _quantize_command(
-            source, options, schemes, keep_sensitivity=True, num_sequences=more
+            source, options, schemes, keep_sensitivity=True, num_sequences=num_sequences
         )
         return NextStep("the text is too short to tell: measure on more of it", command)
     return _suggest_less_damage(damage, source, options)
@@ -266,7 +275,8 @@ def _suggest_saving(
 ) -> NextStep:
     """Return the command that saves the smallest of some `harmless` schemes.
 
-    If none of them can be saved, measuring w8a8 is suggested, or else evaluating the full model.
+    If none of them can be saved, measuring w8a8 is suggested if that can be and was not measured,
+    or else evaluating the full model.
     """
     savable = [name for name in harmless if name in damage.savable]
     if savable:
@@ -287,37 +297,40 @@ def _suggest_less_damage(damage: Damage, source: str, options: QuantizeOptions) 
     """Return a command that may give less damage than the best scheme: finer schemes or a cure."""
     losses = {name: damage.measurement.loss_increase(name)[0] for name in damage.schemes}
     best = min(losses, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
-    lead = f"{best} costs {'the least loss' if len(losses) > 1 else 'too much loss'}"
+    finding = f"{best} costs {'the least loss' if len(losses) > 1 else 'too much loss'}"
     scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"
     kurtosis = layer_errors(damage, best)["kurtosis_rest"].median()
     few_outliers = isinstance(kurtosis, float) and kurtosis < _FEW_OUTLIERS
     reason, finer = _finer_schemes(scheme, few_outliers=few_outliers)
-    unmeasured = [each for each in finer if each not in damage.schemes.values()]
+    measured = damage.schemes.values()
+    unmeasured = [finer_scheme for finer_scheme in finer if finer_scheme not in measured]
     if unmeasured:
         command = _quantize_command(source, options, map(str, unmeasured))
-        return NextStep(f"{lead}{reason}", command)
-    if reason:
+        return NextStep(f"{finding}{reason}", command)
+    if reason:  # finer schemes were measured, or there is none
         command = f"{cure} --for {shlex.quote(scheme.expression)}"
-        return NextStep(f"{lead}: let the model be cured for it", command)
-    advice = f"{lead}, and rounds activations: rotate their outliers away first"
+        return NextStep(f"{finding}: let the model be cured for it", command)
+    advice = f"{finding}, and rounds activations: rotate their outliers away first"
     return NextStep(advice, f"{cure} --rotate hadamard")
 
 
 def _finer_schemes(scheme: Scheme, *, few_outliers: bool) -> tuple[str, list[Scheme]]:
-    """Return schemes that may cost less loss than a given one, and the reason in words.
+    """Return the reason for schemes that may cost less loss than a given one, in words, and these
+    schemes.
 
-    The list is empty where a cure may help instead; the reason is empty too where that cure is a
-    rotation, which spreads outliers of activations. If there are `few_outliers`, as in a rotated
-    model, scales have to be finer; in groups, which keep outliers apart, a rotation may hurt. If
-    only weights are quantized it does not help: the rounding or the groups have to be finer.
+    The list is empty where a cure may help instead. The reason is empty too where that cure is a
+    rotation, which spreads outliers of activations.
     """
     if scheme.weights is None:
         return ": give the cache more bits", [NAMED["kv8"]]
+    # Outliers, which a rotation spreads, do less harm in groups and in floating-point formats.
     if any(grid.group or grid.emulated for _, grid in scheme.activations):
         return ", and rounds activations", []
+    if scheme.activations and few_outliers:  # as in a rotated model: rotating again is no use
+        return ", and its inputs have few outliers: give each token a scale", [NAMED["fine"]]
     if scheme.activations:
-        reason = ", and its inputs have few outliers: give each token a scale"
-        return (reason, [NAMED["fine"]]) if few_outliers else ("", [])
+        return "", []
+    # Only weights are quantized, which no rotation helps: finer rounding and groups do.
     finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
     if not 0 < scheme.weights.group <= _SMALL_GROUP and scheme.weights.per == "channel":
         small_groups = copy.copy(scheme.weights)
@@ -338,6 +351,7 @@ def _quantize_command(
     """
     # In double quotes, an expression stays readable in a shell's single ones.
     expressions = tuple(dict.fromkeys(expression.replace("'", '"') for expression in schemes))
+    # Static scales are part of an expression, so that --scales has its default.
     new_options: dict[str, Any] = {"scheme": expressions, "scales": ("dynamic",), "save": ""}
     if not keep_sensitivity:
         new_options["sensitivity"] = False
@@ -350,21 +364,22 @@ def steps_after_saving(
     """Return the commands that serve, evaluate and try out a model that was saved in a folder.
 
     It is compared with the original, `source`, on the text that the flags `reading` name; the
-    prompts for speed and generation are as long as the model's `context` allows.
+    prompts for speed and generation are as long as the model's `context` allows. `folder` may also
+    be a .gguf file, or a .txt file with flags of llama-quantize, which makes the model from them.
     """
     model, saved = shlex.quote(source), shlex.quote(folder)
     if folder.endswith(".txt"):
         command = f"llama-quantize $(cat {saved}) model-f16.gguf model.gguf Q4_0"
         return [NextStep("give each matrix its type", command)]
-    prompt = min(512, longest_prompt(context))
     serve = f"llama-server -m {saved}" if folder.endswith(".gguf") else f"vllm serve {saved}"
-    comparison, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, saved, reading]))
-    return [
-        NextStep("serve it", serve),
-        NextStep(f"compare it with the original{comparison}", f"{evaluate}{speed}"),
-        generation_step(folder, context),
-    ]
+    comparison = NextStep("compare it with the original", evaluate)
+    prompt = min(512, longest_prompt(context))
+    if prompt > 0:  # the context leaves room for one
+        comparison = NextStep(
+            "compare it with the original, speed included", f"{evaluate} --speed {prompt}"
+        )
+    return [NextStep("serve it", serve), comparison, generation_step(folder, context)]
 
 
 def quantization_report(
@@ -424,7 +439,9 @@ def _next_steps(
     saved: Mapping[str, Any] | None,
     mixed_model: MixedModel | None,
 ) -> list[NextStep]:
-    """Return the commands to suggest: for a saved model, for chosen formats, or after measuring."""
+    """Return the commands to suggest: those that use the saved model, that save chosen formats, or
+    what to do after measuring schemes.
+    """
     if saved:
         reading = options.text_flags if options else ""
         return steps_after_saving(source, saved["folder"], context, reading=reading)
@@ -494,15 +511,18 @@ def _single_layer_section(damage: Damage, prediction: str) -> Section:
 
 
 def _cost_section(costs: Sequence[LayerCost], damage: Damage) -> Section:
-    """Return the report's section on the costliest layers: sentences and a table."""
-    count = len(damage.measurement.counts)
+    """Return the report's section on the costliest layers: sentences and a table.
+
+    `costs` begins with the costliest layer.
+    """
+    num_sequences = len(damage.measurement.counts)
     kurtosis = cost_frame(costs, damage)["kurtosis"]
     rows = []
     for cost, layer_kurtosis in zip(costs[:_NUM_COSTLIEST], kurtosis, strict=False):
         rows.append([
             cost.name,
-            format_interval(*cost.alone, count, "+"),
-            format_interval(*cost.kl, count, "+"),
+            format_interval(*cost.alone, num_sequences, "+"),
+            format_interval(*cost.kl, num_sequences, "+"),
             format_number(layer_kurtosis, "{:.3g}"),
             f"{cost.size:,}",
         ])  # fmt: skip
@@ -539,13 +559,14 @@ def _damage_table(damage: Damage, summary: Mapping[str, Any]) -> Table:
             Cell(format_megabytes(figures["bytes"]), f"{figures['bytes_ratio']:.0%}"),
             Cell(f"{figures['quantize_seconds']:.1f}", f"+ {figures['read_seconds']:.1f}"),
         ])  # fmt: skip
-    before = perplexity_with_interval(summary, summary["sequences"])
+    perplexity = perplexity_with_interval(summary, summary["sequences"])
     size = format_megabytes(summary["bytes"])
-    first = ["full precision", "–", "–", "–", before, "–", "–", size, "–"]
+    full_precision = ["full precision", "–", "–", "–", perplexity, "–", "–", size, "–"]
     return Table(
         ["scheme", "damage", "loss, nats per token", "KL, nats", "perplexity", "median layer",
          "worst layer", "weights", "seconds"],
-        [first, *rows], "Damage of each scheme", marks=[("", ""), *charts.marks(damage.schemes)],
+        [full_precision, *rows], "Damage of each scheme",
+        marks=[("", ""), *charts.marks(damage.schemes)],
         terminal=("damage", "loss, nats per token", "KL, nats", "worst layer", "weights"),
     )  # fmt: skip
 
@@ -566,7 +587,7 @@ def _scheme_layer_parts(damage: Damage, name: str) -> Iterator[Part]:
     names = list(damage.schemes)
     for earlier in names[: names.index(name)]:
         earlier_errors = layer_errors(damage, earlier)["value"]
-        if len(earlier_errors) != len(errors):
+        if len(earlier_errors) != len(errors):  # of other layers
             continue
         log_ratios = (earlier_errors / errors).log().abs()
         if (log_ratios.median() or 0) < _MAX_LOG_RATIO:  # pyright: ignore
@@ -579,11 +600,11 @@ def _scheme_layer_parts(damage: Damage, name: str) -> Iterator[Part]:
 
 def worst_table(damage: Damage, name: str) -> Table:
     """Return a table of the layers with the largest errors under a scheme, with their kurtosis."""
-    count = len(damage.measurement.counts)
+    num_sequences = len(damage.measurement.counts)
     rows = []
     for row in worst_layers(damage, name):
-        error = row["standard_error"]
-        radius = error and interval_half_width(error, count)  # None for a single sequence
+        error = row["standard_error"]  # None for a single sequence
+        radius = None if error is None else interval_half_width(error, num_sequences)
         rows.append([
             row["module"],
             Cell(format_number(row["value"], "{:.2%}"), format_number(radius, "± {:.2%}", "")),

@@ -101,11 +101,11 @@ class Quantization(MeasuredResult):
     def save(self, folder: str | Path) -> Path:
         """Write the measurement as a run directory and return it; `save_model` writes the model."""
         damage = self._measured
-        files = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
+        tables = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
-            files["sensitivity.parquet"] = cost_frame(self.costs, damage)
+            tables["sensitivity.parquet"] = cost_frame(self.costs, damage)
         return self.write_run(
-            folder, "quantize", self.machine, files, model=self.source,
+            folder, "quantize", self.machine, tables, model=self.source,
             schemes=list(damage.schemes),
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ class Quantization(MeasuredResult):
         """
         model, path = self.model, Path(folder)
         mixed = self.mixed_model
-        if mixed is not None and mixed.engine.quantizes_embeddings:
+        if mixed is not None and mixed.engine.quantizes_embeddings:  # llama.cpp
             save_for_llama_cpp(
                 mixed.full_model, quantized_layers(mixed.module) | dict(mixed.embeddings), path,
                 tokenizer=model.wakeful_tokenizer,
@@ -141,15 +141,15 @@ class Quantization(MeasuredResult):
         scheme = scheme_of(self.model.module)
         assert scheme is not None
         scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
-        done = [f"Quantized by {scheme.definition}{scales}", self._describe_layers()]
+        sentences = [f"Quantized by {scheme.definition}{scales}", self._describe_layers()]
         figures = () if self.damage is None else model_card_rows(self.damage)
         if self.mixed_model is not None:
             formats = describe_formats(self.mixed_model) + describe_tuning(self.mixed_model)
-            done = [comparison_sentence(self._measured), formats]
+            sentences = [comparison_sentence(self._measured), formats]
             figures = model_card_rows(self._measured, MIXED)
         command = format_command_line("quantize", self.options, self.source)
         return quantized_card(
-            self.model.name, self.source, command, done=done, figures=figures,
+            self.model.name, self.source, command, done=sentences, figures=figures,
         )  # fmt: skip
 
     @property
@@ -195,15 +195,18 @@ class QuantizationMatrix(MeasuredResult):
 
     @property
     def report(self) -> Report:
-        """The report of the damage of each scheme to each model."""
+        """The report of the damage of each scheme to each model.
+
+        A row of its method that differs between models has the text of each.
+        """
         methods = {name: result.method for name, result in self.results.items()}
-        keys = list(dict.fromkeys(key for method in methods.values() for key in method))
-        joined: dict[str, str] = {}
-        for key in keys:
-            values = {name: method[key] for name, method in methods.items() if key in method}
-            joined[key] = same_or_each(values)
+        titles = list(dict.fromkeys(title for method in methods.values() for title in method))
+        joined_method: dict[str, str] = {}
+        for title in titles:
+            texts = {name: method[title] for name, method in methods.items() if title in method}
+            joined_method[title] = same_or_each(texts)
         return matrix_report(
-            self._damages, method=joined, heads_note=self._heads_note,
+            self._damages, method=joined_method, heads_note=self._heads_note,
             sources=[result.source for result in self.results.values()],
             options=next(iter(self.results.values())).options,
         )  # fmt: skip
@@ -211,14 +214,14 @@ class QuantizationMatrix(MeasuredResult):
     @property
     def _heads_note(self) -> str:
         """A sentence on which models' output heads are quantized; empty if all or none are."""
-        quantized = [name for name, result in self.results.items() if result.head]
-        rest = [name for name, result in self.results.items() if not result.head]
-        if not quantized or not rest:
+        with_head = [name for name, result in self.results.items() if result.head]
+        without_head = [name for name, result in self.results.items() if not result.head]
+        if not with_head or not without_head:
             return ""
         return (
-            f"The output head of {', '.join(quantized)} is quantized too, that of "
-            f"{', '.join(rest)} is tied to the embedding and stays: --skip '*head' leaves all of "
-            "them out."
+            f"The output head of {', '.join(with_head)} is quantized too, that of "
+            f"{', '.join(without_head)} is tied to the embedding and stays: --skip '*head' leaves "
+            "all of them out."
         )
 
     def save(self, folder: str | Path) -> Path:

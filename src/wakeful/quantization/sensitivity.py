@@ -48,9 +48,12 @@ def measure_layer_costs(
 ) -> list[LayerCost]:
     """Return the loss increase and the KL of quantizing each layer alone, the costliest first.
 
-    `quantized_model` is `model` with quantized layers, which are all exchanged for full-precision
-    ones and put back one at a time. Each is measured from its block on: the outputs of earlier
-    blocks are the same for all of a block's layers and stored.
+    `quantized_model` is `model` with quantized layers. These are all exchanged for full-precision
+    ones and put back one at a time; at the end all are in place again. A pass starts at the layer's
+    block, from stored outputs of earlier blocks, which are the same for all layers of the block.
+
+    Raises:
+        WakefulError: no layer is quantized.
     """
     layers = quantized_layers(quantized_model)
     prepared = prepare_for_layers(model, layers)
@@ -59,7 +62,7 @@ def measure_layer_costs(
     full_layers = {name: prepared.get_submodule(name) for name in layers}
     costs: list[LayerCost] = []
     try:
-        put(quantized_model, full_layers)
+        put(quantized_model, full_layers)  # which makes it the full-precision model
         full_logits = [logits_and_targets(quantized_model, tokens)[0] for tokens in sequences]
         full_losses, _ = loss_and_kl_per_sequence(quantized_model, sequences)
         names = chain.from_iterable(layers_from_block_on(quantized_model, layers, sequences))
@@ -96,12 +99,13 @@ def describe_costs(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
     """Return sentences on the costliest layer, on the sum over layers, and on the correlation of
     costs with kurtosis. `costs` begins with the costliest layer.
     """
-    costliest, count = costs[0], len(damage.measurement.counts)
+    costliest = costs[0]
+    highest_cost = format_interval(*costliest.alone, len(damage.measurement.counts), "+")
     total = sum(cost.alone[0] for cost in costs)
     frame = cost_frame(costs, damage)
     sentences = [
-        f"{costliest.name} costs most alone, {format_interval(*costliest.alone, count, '+')} nats "
-        f"per token; the costs of all {len(costs)} layers, each alone, add up to {total:+.3f}"
+        f"{costliest.name} costs most alone, {highest_cost} nats per token; the costs of all "
+        f"{len(costs)} layers, each alone, add up to {total:+.3f}"
     ]
     figures = {"alone": "loss that it costs alone", "kl": "KL that it causes alone"}
     for column, words in figures.items():

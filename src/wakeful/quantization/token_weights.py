@@ -33,15 +33,15 @@ def compute_token_weights(
     """
     weights: dict[str, list[dict[int, Tensor]]] = {name: [] for name in layers}
 
-    def store(name: str, call: int, gradient: Tensor) -> None:
+    def store_weights(name: str, call: int, gradient: Tensor) -> None:
         weights[name][-1][call] = mean_square_per_token(gradient)
 
-    with capture_output_gradients(model, layers, store) as read:
+    with capture_output_gradients(model, layers, store_weights) as read:
         for tokens in text:
-            for batches in weights.values():
-                batches.append({})
+            for weights_by_batch in weights.values():
+                weights_by_batch.append({})  # which `read` fills, by the layer's call
             read(tokens)
-            _share_storage([batches[-1] for batches in weights.values()])
+            _share_storage([weights_by_batch[-1] for weights_by_batch in weights.values()])
     return weights
 
 
@@ -56,12 +56,12 @@ def _share_storage(weights_of_layers: Sequence[dict[int, Tensor]]) -> None:
     The small tensors that the pass allocated between large ones would keep the allocator from
     releasing memory.
     """
-    owners_by_device: dict[torch.device, list[tuple[dict[int, Tensor], int]]] = {}
+    entries_by_device: dict[torch.device, list[tuple[dict[int, Tensor], int]]] = {}
     for weights_by_call in weights_of_layers:
         for call, weights in weights_by_call.items():
-            owners_by_device.setdefault(weights.device, []).append((weights_by_call, call))
-    for owners in owners_by_device.values():
-        tensors = [weights_by_call[call] for weights_by_call, call in owners]
+            entries_by_device.setdefault(weights.device, []).append((weights_by_call, call))
+    for entries in entries_by_device.values():
+        tensors = [weights_by_call[call] for weights_by_call, call in entries]
         copies = torch.cat(tensors).split([*map(len, tensors)])
-        for (weights_by_call, call), copied in zip(owners, copies, strict=True):
+        for (weights_by_call, call), copied in zip(entries, copies, strict=True):
             weights_by_call[call] = copied

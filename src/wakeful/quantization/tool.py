@@ -177,6 +177,7 @@ def _quantize_models(
     try:
         for source in models:
             result = quantize_next(source)
+            # The next model needs the memory of the quantized ones.
             results[result._measured.measurement.name] = replace(result, models={})
     except BaseException as error:
         save_results()
@@ -214,7 +215,11 @@ class _Quantizer:
     """Formats to choose from, if a format is chosen for each layer."""
 
     def quantize_next(self, source: Source) -> Quantization:
-        """Load, quantize and measure the next of the models; `source` is its name."""
+        """Load, quantize and measure the next of the models; `source` is its name.
+
+        Whatever would be refused later, by the cache, the file or the budget, is refused before
+        anything is quantized.
+        """
         loaded, options = self._load_next(), self.options
         prepared = prepare_model(loaded.module, options.skip)
         layers = self._layers_to_quantize(prepared)
@@ -246,7 +251,7 @@ class _Quantizer:
             damage = _measure_damage(loaded, models, schemes, seconds, measured, self.session.show)
             damage = replace(damage, savable=self._savable_schemes(loaded, prepared, layers))
             if mixed_model is not None:
-                damage = replace(damage, bytes=mixed_model.bytes)
+                damage = replace(damage, bytes=mixed_model.bytes)  # of files, embeddings included
         head, machine = _output_head(prepared), self.session.machine
         method = _method_table(
             loaded, options, text.name or options.source, len(layers), length,
@@ -254,7 +259,7 @@ class _Quantizer:
         )  # fmt: skip
         if mixed_model is not None:
             method["Formats"] = describe_selection(mixed_model, len(calibration))
-            models = {MIXED: models[MIXED]}
+            models = {MIXED: models[MIXED]}  # the others were there to compare it with
         return Quantization(
             models=models, source=source_name(source), damage=damage, method=method,
             layers=tuple(layers), options=options,
@@ -266,8 +271,13 @@ class _Quantizer:
         self, sequences: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Split sequences into those to measure on, to calibrate on and to train scales on."""
-        first, second = self.counts.measured, self.counts.measured + self.counts.calibration
-        return sequences[:first], sequences[first:second], sequences[second:]
+        calibration_start = self.counts.measured
+        tuning_start = calibration_start + self.counts.calibration
+        return (
+            sequences[:calibration_start],
+            sequences[calibration_start:tuning_start],
+            sequences[tuning_start:],
+        )
 
     def _quantize_with_schemes(
         self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
@@ -285,7 +295,9 @@ class _Quantizer:
     def _run_search(
         self, loaded: Model, search: FormatSearch, calibration: list[Tensor]
     ) -> tuple[MixedModel, dict[str, Model], dict[str, float]]:
-        """Return the mixed model found, all models to measure by name, and seconds taken."""
+        """Return the mixed model found, all models to measure by name, and for each of them the
+        seconds of the whole search.
+        """
         start = time.perf_counter()
         mixed_model = search.find_formats()
         if self.options.cache:
@@ -318,7 +330,9 @@ class _Quantizer:
         return loaded
 
     def _layers_to_quantize(self, prepared: nn.Module) -> dict[str, nn.Module]:
-        """Return the layers to quantize by name; without the output head if --bits excludes it."""
+        """Return the layers to quantize by name, without the output head where bits per weight are
+        budgeted: --bits counts the head only for llama.cpp.
+        """
         if all(scheme.weights is None for scheme in self.schemes):
             return {}
         layers = linear_layers(prepared, self.options.skip)
@@ -346,10 +360,10 @@ class _Quantizer:
 
         `calibration` sequences round layers and select formats; `tuning` sequences train scales.
         """
-        options, count, name = self.options, self.session.show.count, loaded.name
+        options, show_count, name = self.options, self.session.show.count, loaded.name
         stored_dtype, decoder = loaded.export_dtype, as_decoder(prepared)
         embeddings, model_bytes = {}, state_bytes(prepared, loaded.stored)
-        if engine.quantizes_embeddings and decoder is not None:
+        if engine.quantizes_embeddings and decoder is not None:  # a GGUF file will be written
             embeddings, stored_dtype = embedding_tables(decoder), torch.float16
             model_bytes = gguf_bytes(decoder)
         rounding_text, selection_text = split_text(calibration)
@@ -359,13 +373,13 @@ class _Quantizer:
             engine=engine, embeddings=embeddings, arithmetic=options.arithmetic,
             tuning_steps=options.tune, tuning_text=tuning,
             tuning_state=Path(options.tuning_state) if options.tuning_state else None,
-            on_rounding=partial(count, f"{name}: layers in all formats"),
-            on_tuning=partial(count, f"{name}: steps of training scales"),
+            on_rounding=partial(show_count, f"{name}: layers in all formats"),
+            on_tuning=partial(show_count, f"{name}: steps of training scales"),
         )  # fmt: skip
 
     def _schemes_to_save(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
-        """Return the scheme in which each layer will be saved; if formats are to be chosen, any
-        format that fits the layer.
+        """Return the scheme in which each layer will be saved, by the layer's name; where formats
+        are yet to be chosen, the first that fits the layer stands for them.
         """
         if not layers:
             return {}
@@ -380,7 +394,11 @@ class _Quantizer:
     def _savable_schemes(
         self, loaded: Model, prepared: nn.Module, layers: Mapping[str, nn.Module]
     ) -> tuple[str, ...]:
-        """Return the names of the schemes, w8a8 among them, in which the model can be saved."""
+        """Return the names of the measured schemes, and w8a8, in which the model can be saved.
+
+        With other schemes for single layers only w8a8 is tried, which a report suggests without
+        them.
+        """
         schemes = {} if self.layer_schemes else {str(scheme): scheme for scheme in self.schemes}
         schemes["w8a8"] = NAMED["w8a8"]
 
@@ -395,8 +413,11 @@ class _Quantizer:
     def _read_sequences(self, loaded: Model, text: EvaluationData, length: int) -> list[Tensor]:
         """Return sequences to measure on, then to calibrate on, then to train scales on.
 
-        Calibration texts give equally many sequences each; without such texts they follow the
-        measured ones in `text`.
+        Calibration texts give equally many sequences each; without such texts those sequences
+        follow the measured ones in `text`.
+
+        Raises:
+            WakefulError: a sequence would be both measured and calibrated on.
         """
         bos, counts, texts = loaded.starts_with_bos(self.options.bos), self.counts, self.calibration
 
@@ -410,7 +431,8 @@ class _Quantizer:
         else:
             calibration: list[list[list[int]]] = []
             tuning: list[list[list[int]]] = []
-            for index, calibration_text in enumerate(texts):  # each gives an equal share
+            for index, calibration_text in enumerate(texts):
+                # Its share of the sequences, if the texts give one each in turn.
                 num_calibration = len(range(index, counts.calibration, len(texts)))
                 num_tuning = len(range(index, counts.tuning, len(texts)))
                 part = read(calibration_text, num_calibration + num_tuning)
@@ -440,32 +462,48 @@ class _Quantizer:
         counts, num_models, seconds = self.counts, len(self.schemes), 0.0
         if not counts.measured:
             return
-        if search is None:  # calibration text is read for each scheme that needs it
-            forwards = counts.calibration * sum(
-                1.0 if scheme.method is None else scheme.method.forward_passes(counts.calibration)
-                for scheme in self.schemes if scheme.calibrated
-            )  # fmt: skip
-        else:  # formats are calibrated together; every fourth sequence scores and compares them
-            num_selection = len(search.selection_text)
-            forwards = 3 * (counts.calibration - num_selection)
-            forwards += (3 + num_models + 3) * num_selection
-            forwards += 4 * counts.tuning  # full precision, and quantized forward and back
+        if search is None:
+            forwards = self._calibration_passes()
+        else:
+            forwards = self._search_passes(search)
             seconds = estimate_rounding_seconds(layers, search.engine.schemes)
             num_models = 1 + len(search.formats_to_measure)
-        # Measuring runs each model once and every layer alone in each format; a layer that is
-        # quantized alone is run from its block on: half of the model on average.
+        # Measuring runs each model, the original included, and compares every layer alone.
         forwards += 2 * (1 + num_models) * counts.measured
-        forwards += len(layers) / 2 * counts.measured if self.options.sensitivity else 0
+        if self.options.sensitivity:  # a layer quantized alone is run from its block on: half of
+            forwards += len(layers) / 2 * counts.measured  # the model on average
         note_duration(
             self.session.show, f"{loaded.name}: sequences", loaded, tokens=sequences[0].shape[1],
             total=counts.measured, passes=forwards / counts.measured, seconds=seconds,
             forward=estimate_forward_seconds(loaded.module, sequences[0]),
         )  # fmt: skip
 
+    def _calibration_passes(self) -> float:
+        """Return the forward passes over a sequence that calibrate all schemes, one by one."""
+        count = self.counts.calibration
+        return count * sum(
+            1.0 if scheme.method is None else scheme.method.forward_passes(count)
+            for scheme in self.schemes
+            if scheme.calibrated
+        )
+
+    def _search_passes(self, search: FormatSearch) -> int:
+        """Return the forward passes over a sequence of a search for formats; a forward and backward
+        pass counts as three.
+        """
+        counts, num_selection = self.counts, len(search.selection_text)
+        rounding = 3 * (counts.calibration - num_selection)  # for all formats together
+        # Gradients, a product of every layer for each format, and three models to compare.
+        selection = (3 + len(self.schemes) + 3) * num_selection
+        tuning = 4 * counts.tuning  # full precision, and quantized forward and back
+        return rounding + selection + tuning
+
     def _quantize_with(
         self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor]
     ) -> Model:
-        """Return a model quantized with one scheme, of this name, and with `layer_schemes`."""
+        """Return a model quantized with one scheme, which progress calls `name`, and with
+        `layer_schemes` where these match.
+        """
         self.session.show.note(f"quantizing {loaded.name}: {name}")
         schemes = (scheme, *self.layer_schemes.values())
         module = quantize_module(
@@ -479,10 +517,11 @@ class _Quantizer:
 
 
 def _engine_formats(options: QuantizeOptions) -> EngineFormats:
-    """Return the formats to choose from: the engine's, or the schemes that the options name.
+    """Return the formats to choose from: the engine's, or the schemes that the options name, the
+    smallest first.
 
     Raises:
-        WakefulError: the engine's file cannot hold a scheme.
+        WakefulError: the engine's file cannot hold a scheme or a quantized cache.
     """
     engine = ENGINES[options.for_]
     if engine.quantizes_embeddings and options.cache:
@@ -495,7 +534,8 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
         return engine
     schemes = expand_schemes(options.scheme, options.scales)
     for scheme in schemes:
-        compressed_config({scheme: ()})
+        compressed_config({scheme: ()})  # raises if the file cannot hold it
+    # Compared by a row so long that its groups are whole in all schemes.
     ordered = sorted(schemes, key=lambda scheme: matrix_bytes(scheme, 1, 128 * 128))
     return replace(engine, schemes={str(scheme): scheme for scheme in ordered})
 
@@ -512,7 +552,10 @@ def _quantize_caches(
 
 
 def _as_quantized_model(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
-    """Return a loaded model with a quantized module, named after the scheme."""
+    """Return a loaded model with a quantized module.
+
+    `name` is added to the model's name, and `scheme` to its architecture.
+    """
     return replace(
         loaded, name=f"{loaded.name} {name}", module=module, path=None,
         architecture=f"{loaded.architecture}, {scheme}",
@@ -547,7 +590,8 @@ def expand_schemes(names: Sequence[str], kinds: Sequence[ScaleKind]) -> list[Sch
     schemes: list[Scheme] = []
     for name in names:
         scheme = parse_scheme(name, imports=True)
-        for kind in kinds if scheme.scales == "dynamic" else ("static",):
+        wanted_kinds = kinds if scheme.scales == "dynamic" else ("static",)
+        for kind in wanted_kinds:
             if kind == "static" and "dynamic" in kinds and not scheme.can_be_static:
                 continue
             variant = scheme.with_scales(kind)
@@ -576,7 +620,9 @@ def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_mode
 
 
 def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models: int) -> None:
-    """Raise `WakefulError` if --save is asked for what cannot be saved, or names a bad place."""
+    """Raise `WakefulError` if what is asked for cannot be saved, or the path of --save exists, has
+    the wrong ending or overlaps that of --out.
+    """
     if num_models > 1:
         raise WakefulError(f"--save writes one model, and {num_models} are named")
     if len(schemes) > 1 and not options.chooses_formats:
@@ -591,7 +637,7 @@ def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models:
                 "of llama-quantize"
             )
     else:
-        compressed_config({schemes[0]: ()})
+        compressed_config({schemes[0]: ()})  # raises if the format does not support the scheme
     saved, out = Path(options.save).resolve(), Path(options.out).resolve()
     if options.out and (saved.is_relative_to(out) or out.is_relative_to(saved)):
         raise WakefulError(
@@ -609,7 +655,10 @@ def _measure_damage(
     sequences: list[Tensor],
     show: Display,
 ) -> Damage:
-    """Measure quantized models (by scheme name) on sequences, with progress shown."""
+    """Measure quantized models (by scheme name) on sequences, with progress shown.
+
+    `seconds` holds how long quantizing took, by scheme name.
+    """
     label, total = f"{loaded.name}: sequences", len(sequences)
     show.count(label, 0, total)
     measurement = measure_damage(
@@ -652,7 +701,7 @@ def _method_table(
     `text` is the name of the measured text, `length` the tokens of a sequence, and
     `num_calibration` the number of calibration sequences, 0 if there are none.
     """
-    layers = "none: keys and values are rounded as attention reads them"
+    layers = "none: keys and values are rounded as attention reads them"  # a scheme of the cache
     if num_layers:
         layers = (
             f"{num_layers} linear layers; embeddings, norms and a head tied to an embedding stay"
@@ -663,8 +712,8 @@ def _method_table(
     calibration = {}
     if num_calibration:
         texts = " and ".join(options.calibration_text)
-        place = f"sequences from the beginning of {texts}" if texts else "further sequences"
-        calibration["Calibration"] = f"{num_calibration} {place}, for static scales and methods"
+        sequences = f"sequences from the beginning of {texts}" if texts else "further sequences"
+        calibration["Calibration"] = f"{num_calibration} {sequences}, for static scales and methods"
     static = "; static: of the largest number of calibration text" if num_calibration else ""
     return {
         "Model": f"{loaded.name} ({loaded.architecture})",

@@ -49,7 +49,8 @@ class Scheme(FieldVariant):
 
     def __post_init__(self) -> None:
         """Raise `WakefulError` if the number formats do not go together."""
-        if self.weights is None and (self.cache is None or self.activations or self.method):
+        cache_alone = self.cache is not None and not self.activations and self.method is None
+        if self.weights is None and not cache_alone:
             raise WakefulError("a scheme has weights, or a cache and nothing else")
         for part, grid in (("weights", self.weights), *self.activations, ("cache", self.cache)):
             if grid is not None and grid.per not in _ALLOWED[part]:
@@ -77,7 +78,9 @@ class Scheme(FieldVariant):
 
     @property
     def can_be_static(self) -> bool:
-        """True where there are activation scales and the outermost of each is per tensor."""
+        """True where activations are quantized and each has one scale per tensor, which calibration
+        text can give; in a format with two levels of scales, the outer one counts.
+        """
         return bool(self.activations) and all(
             grid.per == "tensor" and (grid.two_scales or not grid.group)
             for _, grid in self.activations
@@ -128,15 +131,18 @@ class Scheme(FieldVariant):
         return copied
 
     def __str__(self) -> str:
-        """Return the scheme's short name if there is one, else its expression; "fine static"."""
+        """Return the scheme's short name if there is one, else its expression, and "static" after
+        it if scales are: "fine", "fine static".
+        """
         dynamic = self.with_scales("dynamic")
         name = dynamic.expression
-        if name not in NAMED:
-            names = (short for short, scheme in NAMED.items() if scheme == dynamic)
-            name = next(names, name)
+        if name not in NAMED:  # but equal to a named scheme, perhaps
+            equal_names = (short for short, scheme in NAMED.items() if scheme == dynamic)
+            name = next(equal_names, name)
         return name if self.scales == "dynamic" else f"{name} {self.scales}"
 
     def __eq__(self, value: object) -> bool:
+        """Tell whether another scheme, of any name, has the same formats, method and scales."""
         return (
             isinstance(value, Scheme)
             and self.scales == value.scales

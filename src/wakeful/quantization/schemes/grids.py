@@ -54,16 +54,16 @@ class Scales:
 
     def for_rows(self, rows: slice) -> "Scales":
         """Return the scales of a slice of the rows of x."""
-        parts = {
+        sliced = {
             name: tensor[rows]
             for name, tensor in vars(self).items()
-            if isinstance(tensor, Tensor) and len(tensor) > 1
+            if isinstance(tensor, Tensor) and len(tensor) > 1  # a single row serves all rows of x
         }
-        return replace(self, **parts)
+        return replace(self, **sliced)
 
     def for_channel(self, channel: int) -> "Scales":
-        """Return the scales, (M, 1), of one channel (column) of x."""
-        if not self.group:
+        """Return the scales, (M, 1) or (1, 1), of one channel (column) of x."""
+        if not self.group:  # all channels have the same
             return self
         column = slice(channel // self.group, channel // self.group + 1)
         zero = None if self.zero is None else self.zero[:, column]
@@ -144,12 +144,14 @@ class Grid(FieldVariant, ABC):
         """Return the scales of x (M, K): (M, 1) per row, (1, 1) per tensor, (M, G) in groups.
 
         Per tensor, each of `sequences` equally long sequences of rows gets its own scale, repeated
-        for its rows. `outer` is the scale that `per` shares, if it is known already.
+        for its rows. `outer` is the scale that `per` shares, if it is known already: then only
+        scales of groups under it are left to compute.
         """
         x = x.float()
         if outer is not None and not self.group:
             return Scales(outer)
-        if self.group or self.per != "tensor" or sequences == 1 or not x.numel():
+        one_per_sequence = self.per == "tensor" and not self.group and sequences > 1
+        if not one_per_sequence or not x.numel():
             smallest, largest = self.value_range(x)
             return self.fit_group_scales(smallest, largest, outer, sequences)
         smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
@@ -164,14 +166,14 @@ class Grid(FieldVariant, ABC):
         Both are (M, G) in groups, (M, 1) per row, (1, 1) per tensor.
         """
         if self.group:
-            short = -x.shape[1] % self.group
-            if short:
-                x = torch.cat((x, x[:, -1:].expand(-1, short)), dim=1)
+            num_missing = -x.shape[1] % self.group
+            if num_missing:  # fill the last group with its last value, which is in its range
+                x = torch.cat((x, x[:, -1:].expand(-1, num_missing)), dim=1)
             extremes = x.unflatten(1, (-1, self.group)).aminmax(dim=2)
         elif self.per != "tensor":
             extremes = x.aminmax(dim=1, keepdim=True)
         else:
-            x = x if x.numel() else x.new_zeros(1, 1)  # of no token
+            x = x if x.numel() else x.new_zeros(1, 1)  # aminmax refuses a tensor of no token
             extremes = x.reshape(1, -1).aminmax(dim=1, keepdim=True)
         return extremes.min, extremes.max
 
@@ -187,22 +189,24 @@ class Grid(FieldVariant, ABC):
         return replace(self.fit_scales(smallest, largest), group=self.group)
 
     def sum_per_scale(self, x: Tensor) -> Tensor:
-        """Return the sums of x (M, K) over all values that share a scale, in the shape of
-        `value_range`.
+        """Return the sums of x (M, K) over all values that share a scale: (M, G) in groups, (M, 1)
+        per row, (1, 1) per tensor.
         """
         if self.group:
-            x = torch.nn.functional.pad(x, (0, -x.shape[1] % self.group))
+            x = torch.nn.functional.pad(x, (0, -x.shape[1] % self.group))  # fill the last group
             return x.unflatten(1, (-1, self.group)).sum(2)
-        return x.sum().reshape(1, 1) if self.per == "tensor" else x.sum(1, keepdim=True)
+        if self.per == "tensor":
+            return x.sum().reshape(1, 1)
+        return x.sum(1, keepdim=True)
 
     def scale_for_max(self, largest: Tensor) -> Tensor:
-        """Return the scale that `per` shares for values with |x| up to `largest`; with two levels
-        of scales, the outer one.
+        """Return the scale that serves values with |x| up to `largest`; in a format with two levels
+        of scales, the outer scale. The shape is that of `largest`.
         """
         return self.fit_scales(-largest, largest).scale
 
     def with_outer_scale(self, outer: Tensor | None) -> "Grid":
-        """Return a copy of this format whose outer scale is fixed."""
+        """Return a copy of this format whose outer scale is fixed, or no longer if it is None."""
         copied = copy.copy(self)
         copied.outer = outer
         return copied
@@ -232,7 +236,9 @@ class Grid(FieldVariant, ABC):
         return codes.to(dtype)
 
     def encode_scale(self, scale: Tensor) -> Tensor:
-        """Return scales in the dtype in which they are stored."""
+        """Return scales as they are stored: in `scale_type`, or the bytes of an 8-bit float as
+        uint8.
+        """
         scale = scale.to(self.scale_type)
         return scale.view(torch.uint8) if self.scale_type.itemsize == 1 else scale
 
@@ -307,6 +313,7 @@ class Absmax(Grid):
         return super().description + clipped
 
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        """Return s = clip · max|x| / (2^(b−1) − 1), rounded to the dtype in which it is stored."""
         step = _safe_step(self.clip * _max_magnitude(smallest, largest), self.high)
         return Scales(step.to(self.scale_type).float())
 
@@ -332,7 +339,8 @@ class Zeropoint(Grid):
         span = torch.where(largest == smallest, largest.abs() * num_steps, largest - smallest)
         scale = _safe_step(span, num_steps)
         scale = torch.maximum(scale, _max_magnitude(smallest, largest) / 2**30)
-        return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
+        zero = (self.low - torch.round(smallest / scale)).to(torch.int32)
+        return Scales(scale, zero)
 
 
 class Ggml(Grid):
@@ -357,7 +365,8 @@ class Ggml(Grid):
 
     @property
     def low(self) -> float:
-        return -self.high - (self.bits < 8)
+        """−2^(b−1) for 4 and 5 bits, −127 for 8."""
+        return -self.high - (1 if self.bits < 8 else 0)
 
     @property
     def stored_bits(self) -> int:
@@ -368,7 +377,9 @@ class Ggml(Grid):
         return f"Q{self.bits}_0 {{}}"
 
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
+        """Return the scale of each group, rounded to float16; 1 where that is 0."""
         farthest = torch.where(smallest.abs() > largest.abs(), smallest, largest).float()
+        # With 4 and 5 bits the farthest number gets the level −2^(b−1), which has no opposite.
         scale = farthest / self.low if self.bits < 8 else farthest.abs() / self.high
         scale = scale.half().float()
         return Scales(torch.where(scale == 0, torch.ones_like(scale), scale))
@@ -392,6 +403,7 @@ class _Float(Grid, ABC):
         """
 
     def round_to_levels(self, x: Tensor, scales: Scales) -> Tensor:
+        """Return x (M, K) rounded to numbers of the format, those beyond its range clipped."""
         step, _ = scales.expand(x.shape[-1])
         return self.round_to_format((x.float() / step).clamp_(self.low, self.high))
 
@@ -423,16 +435,19 @@ class _E2M1(_Float):
     bits: int = field(init=False, default=4)
 
     def round_to_format(self, x: Tensor) -> Tensor:
-        # The spacing of numbers is half the power of two at or below |x|, read from the exponent's
-        # bits of the float32; below 1 it is ½ too.
+        # Numbers lie half of the power of two at or below |x| apart, which is read from the bits of
+        # the exponent in float32; below 1 they are ½ apart too.
         power = (x.detach().view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
         spacing = power.clamp_(min=1.0).mul_(0.5)
         return (x / spacing).round_().mul_(spacing)
 
     def encode(self, levels: Tensor) -> Tensor:
+        """Return codes of 4 bits as int8 from −8 to 7: the index of |q| in `_E2M1_NUMBERS` in the
+        three lowest bits, the sign in the fourth.
+        """
         table = torch.tensor(_E2M1_NUMBERS, device=levels.device)
-        code = torch.searchsorted(table, levels.abs().contiguous())
-        return torch.where(levels < 0, code - 8, code).to(torch.int8)  # the sign is the top bit
+        index = torch.searchsorted(table, levels.abs().contiguous())
+        return torch.where(levels < 0, index - 8, index).to(torch.int8)
 
     def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         numbers = (*_E2M1_NUMBERS, *(-number for number in _E2M1_NUMBERS))
@@ -460,12 +475,15 @@ class MxE2M1(_E2M1):
         return torch.float8_e8m0fnu
 
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
-        """Return a power of two as the scale for values between `smallest` and `largest`."""
+        """Return a power of two as the scale for values between `smallest` and `largest`; 1 where
+        all are zero.
+        """
         magnitude = _max_magnitude(smallest, largest)
-        fraction, exponent = torch.frexp(magnitude)  # fraction from ½ to 1
-        exponent = exponent + (fraction >= 0.875) - 3
+        # frexp's fraction is ½ to 1, so that e = exponent − 1, and 1.75 · 2^e is at 0.875.
+        fraction, exponent = torch.frexp(magnitude)
+        e = exponent - 1 + (fraction >= 0.875)
         ones = torch.ones_like(magnitude)
-        scale = torch.ldexp(ones, exponent.clamp(-126, 127))
+        scale = torch.ldexp(ones, (e - 2).clamp(-126, 127))  # of normal float32 numbers
         return Scales(torch.where(magnitude > 0, scale, ones))
 
 
@@ -488,27 +506,35 @@ class NvE2M1(_E2M1):
         return torch.float8_e4m3fn
 
     def scale_for_max(self, largest: Tensor) -> Tensor:
+        """Return the outer scale t, under which groups have scales up to the largest of e4m3."""
         return _safe_step(largest, self.largest * E4M3.largest)
 
     def fit_group_scales(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        """Return the e4m3 scales of groups under an outer scale, computed unless it is known.
+        """Return the e4m3 scales of groups under an outer scale: `outer`, or the format's fixed
+        one, or one computed here.
 
         `smallest` and `largest` are (M, G), of M rows in `sequences` equally long sequences.
         """
         group_max = _max_magnitude(smallest, largest)
         outer = self.outer if outer is None else outer
         if outer is None:
-            rows = group_max
-            if self.per == "tensor":
-                rows = group_max.reshape(sequences if group_max.numel() else 1, -1)
-            outer_max = rows.amax(1, keepdim=True) if rows.numel() else group_max.new_zeros(1, 1)
-            outer = self.scale_for_max(outer_max)
-            if 1 < outer.shape[0] < group_max.shape[0]:
-                outer = outer.repeat_interleave(group_max.shape[0] // outer.shape[0], 0)
+            outer = self._compute_outer_scale(group_max, sequences)
         scale = _round_scale_to_e4m3(group_max / self.largest / outer)
         return Scales(scale, None, outer, self.group)
+
+    def _compute_outer_scale(self, group_max: Tensor, sequences: int) -> Tensor:
+        """Return the outer scales for groups with these largest |x| (M, G): (M, 1), or (1, 1) for
+        one of a whole tensor. "Per tensor" each of `sequences` sequences of rows has its own.
+        """
+        if not group_max.numel():
+            return self.scale_for_max(group_max.new_zeros(1, 1))
+        sharing = group_max.reshape(sequences, -1) if self.per == "tensor" else group_max
+        outer = self.scale_for_max(sharing.amax(1, keepdim=True))
+        if 1 < len(outer) < len(group_max):  # one for each sequence: repeat it for the rows
+            outer = outer.repeat_interleave(len(group_max) // len(outer), 0)
+        return outer
 
 
 def _round_scale_to_e4m3(scale: Tensor) -> Tensor:

@@ -69,10 +69,11 @@ class Method(FieldVariant, ABC):
         return self.weighting == "loss"
 
     def forward_passes(self, sequences: int) -> float:
-        """Return how long the method takes for one calibration sequence of `sequences`, in forward
-        passes of the model.
+        """Return how long the method takes for each of `sequences` calibration sequences, in
+        forward passes of the model.
 
-        A forward and backward pass counts as three; a large model is run once more.
+        A forward and backward pass counts as three. The further pass that a large model takes is
+        not counted.
         """
         return 3.0 if self.weighs_tokens else 1.0
 
@@ -88,7 +89,8 @@ class Method(FieldVariant, ABC):
     def round_weight(
         self, weight: Float[Tensor, "N K"], grid: Grid, gram: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
-        """Return a weight's codes (N, K) and scales in a number format; `gram` is XᵀX.
+        """Return a weight's codes (N, K) and scales in a number format; `gram` is XᵀX, where
+        `needs_gram`.
 
         This base class rounds to nearest, a slice of rows at a time unless all share a scale.
         """
@@ -96,18 +98,18 @@ class Method(FieldVariant, ABC):
             scales = grid.compute_scales(weight)
             return grid.quantize(weight, scales), scales
         codes: list[Tensor] = []
-        scales_of_slices: list[Scales] = []
-        for part in split_rows(weight):
-            rows = to_memory(part)
+        scales_by_slice: list[Scales] = []
+        for stored_rows in split_rows(weight):
+            rows = to_memory(stored_rows)  # from a file that the weight may be in
             scales = grid.compute_scales(rows)
             codes.append(grid.quantize(rows, scales))
-            scales_of_slices.append(scales)
+            scales_by_slice.append(scales)
         joined = {
-            name: torch.cat([getattr(scales, name) for scales in scales_of_slices])
+            name: torch.cat([getattr(scales, name) for scales in scales_by_slice])
             for name in ("scale", "zero", "outer")
-            if getattr(scales_of_slices[0], name) is not None
+            if getattr(scales_by_slice[0], name) is not None
         }
-        return torch.cat(codes), replace(scales_of_slices[0], **joined)
+        return torch.cat(codes), replace(scales_by_slice[0], **joined)
 
     def round_with_grids(
         self,
@@ -179,7 +181,7 @@ class Gptq(Method):
         assert gram is not None
         importance = gram.diagonal().float()
         order = torch.arange(weight.shape[1], device=weight.device)
-        if self.act_order:
+        if self.act_order:  # the largest inputs first
             order = gram.diagonal().argsort(descending=True, stable=True)
             gram = gram[order][:, order]
         factor = self.inverse_hessian_factor(gram)
@@ -188,11 +190,11 @@ class Gptq(Method):
     def _round_columns(
         self, weight: Tensor, grid: Grid, factor: Tensor, order: Tensor, importance: Tensor
     ) -> tuple[Tensor, Scales]:
-        """Round the columns of W (N, K) one after another and return codes and scales.
+        """Round the columns of W (N, K) one after another and return codes (N, K) and scales.
 
-        `factor` is U (K, K), `order` the order of the columns, and `importance` the diagonal of
-        XᵀX. Each column's error is added to later columns, at once within a block of columns and at
-        the block's end beyond it.
+        `factor` is U (K, K) and `order` the order of the columns: `factor` has rows and columns in
+        this order, `importance`, the diagonal of XᵀX, in that of W. Each column's error is added to
+        later columns, at once within a block of columns and at the block's end beyond it.
         """
         # The columns of W are the rows of w: a column's numbers lie together in memory.
         w = weight.detach().T.double()[order]
@@ -202,12 +204,13 @@ class Gptq(Method):
         if self.clip:
             scales = shrink_range(grid, weight, scales, importance)
         group = grid.group or 1
-        block_size = group * max(1, _COLUMNS // group)
+        block_size = group * max(1, _COLUMNS // group)  # whole groups
         for first in range(0, width, block_size):
             last = min(first + block_size, width)
             block, errors = w[first:last], []
             for column in range(first, last):
                 row, channel = column - first, channels[column]
+                # In the columns' own order a group's scale is that of its weights by now.
                 if grid.group and not self.act_order and column % group == 0:
                     group_importance = importance[column : column + group]
                     self._rescale_group(
@@ -225,20 +228,27 @@ class Gptq(Method):
         return codes.T.contiguous(), scales
 
     def _rescale_group(
-        self, grid: Grid, scales: Scales, group: int, weight: Tensor, importance: Tensor
+        self, grid: Grid, scales: Scales, group_index: int, weight: Tensor, importance: Tensor
     ) -> None:
-        """Set the scales of one group of columns, in place, from its current weights (N, k)."""
+        """Set the scales of one group of columns, in place, from its current weights (N, k) and
+        their `importance` (k,).
+        """
         group_scales = grid.fit_one_group(weight, scales)
         if self.clip:
             group_scales = shrink_range(grid, weight, group_scales, importance)
-        scales.scale[:, group : group + 1] = group_scales.scale
+        column = slice(group_index, group_index + 1)
+        scales.scale[:, column] = group_scales.scale
         if scales.zero is not None and group_scales.zero is not None:
-            scales.zero[:, group : group + 1] = group_scales.zero
+            scales.zero[:, column] = group_scales.zero
 
     def inverse_hessian_factor(self, gram: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
-        """Return U in float64, upper triangular, with (XᵀX + damping)⁻¹ = UᵀU; `gram` is XᵀX."""
+        """Return U in float64, upper triangular, with (XᵀX + damping)⁻¹ = UᵀU; `gram` is XᵀX.
+
+        Raises:
+            WakefulError: the damping is too small for XᵀX to have a Cholesky factor.
+        """
         hessian = gram.double().clone()
-        diagonal = hessian.diagonal()
+        diagonal = hessian.diagonal()  # a view: adding to it changes the Hessian
         mean = float(diagonal.mean())
         diagonal += self.damping * mean if mean > 0 else 1.0  # 1 if all inputs were zero
         lower, failed = torch.linalg.cholesky_ex(hessian)
@@ -293,8 +303,9 @@ def shrink_range(
         new_error = error(narrower)
         better = new_error < least_error
         least_error = torch.where(better, new_error, least_error)
+        scale = torch.where(better, narrower.scale, best.scale)
         zero = None
         if narrower.zero is not None and best.zero is not None:
             zero = torch.where(better, narrower.zero, best.zero)
-        best = replace(best, scale=torch.where(better, narrower.scale, best.scale), zero=zero)
+        best = replace(best, scale=scale, zero=zero)
     return best
