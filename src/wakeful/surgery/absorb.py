@@ -38,10 +38,10 @@ class RecordedAttention(NamedTuple):
     def first_and_rest(
         self, shift: "Float[Tensor, '#1 L G d'] | None" = None
     ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
-        """Return, for each query, the first key's logit and the log-sum-exp of all other visible
-        keys.
+        """Return, for each of N = B · L queries, the logit of the first key, which is the stored
+        token's, and the log-sum-exp of the logits of all other keys that it sees, in float64.
 
-        `shift` is subtracted from those keys. In float64, of N = B · L queries.
+        `shift` is subtracted from those other keys.
         """
         logits = first_and_rest_logits(self.q, self.k, self.scale, shift)
         first, rest = logits.movedim(0, 2).flatten(2)
@@ -54,21 +54,22 @@ def first_and_rest_logits(
     scale: float,
     shift: "Float[Tensor, '#1 L G d'] | None" = None,
 ) -> Float[Tensor, "B 2 H L"]:
-    """Return the first key's logit and the log-sum-exp of the other keys that a query sees, P = L +
-    1, in float64.
+    """Return, for each query, the logit of the first key and the log-sum-exp of the logits of all
+    other keys that it sees, along axis 1, in float64.
 
-    `shift` is subtracted from the other keys.
+    There is one key more than there are queries, P = L + 1: query i sees the first key and the
+    i + 1 after it. `shift` is subtracted from the keys after the first.
     """
     repeats, length = q.shape[2] // k.shape[2], q.shape[1]
     hidden = ~causal_mask(length, length, 0, q.device)
-    ends = []
-    for queries, keys in zip(q.double(), k.double(), strict=True):
+    results = []
+    for queries, keys in zip(q.double(), k.double(), strict=True):  # one sequence, to save memory
         shifted = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
-        per_head = shifted.repeat_interleave(repeats, dim=1)
-        logits = torch.einsum("lhd,shd->hls", queries, per_head) * scale
+        keys_of_heads = shifted.repeat_interleave(repeats, dim=1)
+        logits = torch.einsum("lhd,shd->hls", queries, keys_of_heads) * scale
         rest = logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1)
-        ends.append(torch.stack([logits[..., 0], rest]))
-    return torch.stack(ends)
+        results.append(torch.stack([logits[..., 0], rest]))
+    return torch.stack(results)
 
 
 Learn = Callable[[RecordedAttention], tuple[Tensor | float, dict[str, Tensor]]]
@@ -105,49 +106,68 @@ def absorb(
     learn: Learn,
     **changes: str,
 ) -> Decoder:
-    """Return a decoder without the stored `token`, whose values go into the attention's biases.
+    """Return a decoder whose biases and parameters replace a `token` stored before every text.
 
-    `learn` gives each layer's key bias and further tensors; `changes` are of the configuration. All
+    The token's value goes into biases of the attention, and its weight into what `learn` returns,
+    from each layer's attention on `text`: the change of the key bias, and further tensors. All
     other weights are shared with `decoder`, which is not changed.
+
+    Args:
+        decoder: is not changed.
+        token: the id of the token to replace.
+        text: sequences that `learn` sees the attention on.
+        learn: called once for each layer.
+        changes: of the configuration, such as another normalizer.
     """
     prefixed = store_prefix(decoder, [token])
-    attentions = {n: block.attention for n, block in enumerate(prefixed.blocks)}
+    attentions = {layer: block.attention for layer, block in enumerate(prefixed.blocks)}
     shape = decoder.config.shape
-    new: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
 
-    def see(layer: int, heads: tuple[Any, ...]) -> None:
+    def replace_token(layer: int, heads: tuple[Any, ...]) -> None:
         q, k, v = heads
         attention = attentions[layer]
-        scale = attention.dot.scale
-        key, learned = learn(RecordedAttention(layer, q, k, scale))
-        value = v[0, 0]
-        repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
-        added = {"query": 0.0, "key": key, "value": -value.flatten()}
-        added["out"] = attention.out.weight @ repeated
-        for part, bias in added.items():
+        key_bias, learned = learn(RecordedAttention(layer, q, k, attention.dot.scale))
+        token_value = v[0, 0]
+        num_repeats = shape.num_heads // shape.num_kv_heads
+        value_of_heads = token_value.repeat_interleave(num_repeats, 0).flatten()
+        changes_of_bias = {
+            "query": 0.0,  # not changed, but with attention_bias="all" it has to be there
+            "key": key_bias,
+            "value": -token_value.flatten(),
+            "out": attention.out.weight @ value_of_heads,
+        }
+        for part, change in changes_of_bias.items():
             linear = cast(nn.Linear, attention.get_submodule(part))
-            old = linear.bias
-            old = linear.weight.new_zeros(len(linear.weight)) if old is None else old
-            new[f"blocks.{layer}.attention.{part}.bias"] = old.detach() + bias
-        new.update({name: tensor.to(q.dtype) for name, tensor in learned.items()})
+            bias = linear.bias
+            if bias is None:
+                bias = linear.weight.new_zeros(len(linear.weight))
+            tensors[f"blocks.{layer}.attention.{part}.bias"] = bias.detach() + change
+        tensors.update({name: tensor.to(q.dtype) for name, tensor in learned.items()})
 
-    dots = {n: attention.dot for n, attention in attentions.items()}
-    with hooked(dots, before=see):
+    dots = {layer: attention.dot for layer, attention in attentions.items()}
+    with hooked(dots, before=replace_token):
         prefixed.hidden(text)
+    # The text keeps the positions that it had after the token.
     if decoder.config.positions == "learned":
-        new["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
-    return rebuild_decoder(
-        decoder, new, attention_bias="all", max_length=decoder.config.max_length - 1, **changes
-    )
+        tensors["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
+    max_length = decoder.config.max_length - 1
+    return rebuild_decoder(decoder, tensors, attention_bias="all", max_length=max_length, **changes)
 
 
 def solve_sink(logits: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> Float[Tensor, "H"]:
-    """Return s with mean σ(s − logits) = mean weights, for each head, by bisection."""
-    mean = weights.mean(1, keepdim=True).clamp(_SMALLEST, 1 - _SMALLEST)
-    # Where all ends were equal, s would be that plus the weight's log-odds: it lies in between.
-    low, high = (bound + mean.logit() for bound in logits.aminmax(dim=1, keepdim=True))
+    """Return for each head the sink s, by bisection, that gets the mean of `weights`: over queries,
+    mean σ(s − logits) = mean weights.
+
+    `logits` are the log-sum-exp of all other keys' logits.
+    """
+    mean_weight = weights.mean(1, keepdim=True).clamp(_SMALLEST, 1 - _SMALLEST)
+    # If all logits were equal, s would be that number plus the mean weight's log-odds. So it lies
+    # between the sums for the smallest and the largest logit.
+    smallest, largest = logits.aminmax(dim=1, keepdim=True)
+    low, high = smallest + mean_weight.logit(), largest + mean_weight.logit()
     for _ in range(60):
         middle = (low + high) / 2
-        too_small = (middle - logits).sigmoid().mean(1, keepdim=True) < mean
+        too_small = (middle - logits).sigmoid().mean(1, keepdim=True) < mean_weight
         low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
     return ((low + high) / 2).squeeze(1)

@@ -28,7 +28,9 @@ from wakeful.surgery.sink_tokens import prepend_tokens
 
 
 class _AttentionEvents(Probe):
-    """Each layer's queries and keys, of all sequences, and the value of each first token."""
+    """Each layer's queries, keys and values of all sequences; it measures nothing, so that its
+    table has no rows.
+    """
 
     def __init__(self) -> None:
         self.events: dict[int, list[AttentionEvent]] = {}
@@ -63,16 +65,19 @@ def fit_own_sinks(model: PreTrainedModel, token: int, text: Int[Tensor, "B L"]) 
         WakefulError: the model has no such sinks.
     """
     check_own_sinks(model)
-    length = min(text.shape[1], (model.config.sliding_window or text.shape[1] + 1) - 1)
-    layers = _AttentionEvents()
-    with watch(model, layers):
+    length = text.shape[1]
+    if model.config.sliding_window:  # which the token and the text have to fit into
+        length = min(length, model.config.sliding_window - 1)
+    recorded = _AttentionEvents()
+    with watch(model, recorded):
         for row in text[:, :length]:
             logits_of(model, prepend_tokens((token,), row[None]))
-    fitted: Any = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    fitted: Any = copy.deepcopy(model, shared).eval()
     rotary = fitted.model.rotary_emb
     positions = torch.arange(1, length + 1, device=text.device)[None]
     cos_sin = rotary(torch.zeros(1, device=text.device), positions)
-    for layer, events in layers.events.items():
+    for layer, events in recorded.events.items():
         attention = fitted.model.layers[layer].self_attn
         _set_sinks(attention, events, cos_sin, rotary.attention_scaling)
     return fitted
@@ -86,26 +91,34 @@ def _set_sinks(
 ) -> None:
     """Set one layer's sinks and biases so that they replace the token's key and value.
 
-    RoPE multiplies keys by `attention_scaling` too.
+    `events` are the layer's attention on each sequence, the token first, and `cos_sin` those of
+    RoPE at the positions after it; RoPE multiplies keys by `attention_scaling` too.
     """
-    q, k = (torch.cat([getattr(event, part) for event in events]).transpose(1, 2) for part in "qk")
-    groups, scale = k.shape[2], events[0].scale
+    q = torch.cat([event.q for event in events]).transpose(1, 2)
+    k = torch.cat([event.k for event in events]).transpose(1, 2)
+    num_groups, scale = k.shape[2], events[0].scale
     cos, sin = cos_sin
-    key = k[:1, :1].expand(-1, cos.shape[1], -1, -1)
-    shift_before_rope = _apply_rope(key, cos, -sin).mean(1, keepdim=True) / attention_scaling**2
-    first, rest = first_and_rest_logits(q[:, 1:], k, scale).movedim(0, 2).flatten(2)
-    shift = _apply_rope(shift_before_rope.expand_as(key), cos, sin)
-    _, shifted = first_and_rest_logits(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
-    own_sinks = attention.sinks.double()[:, None].expand_as(first)
-    all_sinks = torch.logaddexp(first, own_sinks)
-    sink_weights = (all_sinks - rest).sigmoid()
-    share = ((first - all_sinks).exp() * sink_weights).sum(1) / sink_weights.sum(1)
-    value = events[0].v[0, :, 0] * share.view(groups, -1).mean(1, keepdim=True).to(q.dtype)
-    repeated = value.repeat_interleave(len(share) // groups, 0).flatten()
+    token_key = k[:1, :1].expand(-1, cos.shape[1], -1, -1)
+    # The mean of the inverse rotations; both they and the key have the scaling as a factor.
+    inverse = _apply_rope(token_key, cos, -sin) / attention_scaling**2
+    shift_before_rope = inverse.mean(1, keepdim=True)
+    shift = _apply_rope(shift_before_rope.expand_as(token_key), cos, sin)
+    token_logits, rest = first_and_rest_logits(q[:, 1:], k, scale).movedim(0, 2).flatten(2)
+    _, shifted_rest = first_and_rest_logits(q[:, 1:], k, scale, shift).movedim(0, 2).flatten(2)
+    own_sinks = attention.sinks.double()[:, None].expand_as(token_logits)
+    # The new sink takes the weight of the token and of the own sink together, p_z + p_s.
+    both_logits = torch.logaddexp(token_logits, own_sinks)
+    both_weights = (both_logits - rest).sigmoid()
+    token_weights = (token_logits - both_logits).exp() * both_weights
+    token_share = token_weights.sum(1) / both_weights.sum(1)  # ν (H,), a mean over heads of a group
+    value = events[0].v[0, :, 0]
+    value = value * token_share.view(num_groups, -1).mean(1, keepdim=True).to(q.dtype)
+    value_of_heads = value.repeat_interleave(len(token_share) // num_groups, 0).flatten()
     _add_to_bias(attention.k_proj, -shift_before_rope.flatten())
     _add_to_bias(attention.v_proj, -value.flatten())
-    _add_to_bias(attention.o_proj, attention.o_proj.weight @ repeated)
-    attention.sinks = _parameter(solve_sink(shifted, sink_weights).to(attention.sinks.dtype))
+    _add_to_bias(attention.o_proj, attention.o_proj.weight @ value_of_heads)
+    sinks = solve_sink(shifted_rest, both_weights)
+    attention.sinks = _parameter(sinks.to(attention.sinks.dtype))
 
 
 def _apply_rope(

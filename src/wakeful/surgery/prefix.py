@@ -26,8 +26,8 @@ def check_stores(decoder: Decoder, num_tokens: int) -> None:
             f"the model has a stored prefix of {config.stored_prefix} tokens already: cure the "
             "model that it was made of"
         )
-    if num_tokens:  # what forbids them is said by the description of the result
-        replace(config, stored_prefix=num_tokens)
+    if num_tokens:
+        replace(config, stored_prefix=num_tokens)  # a config checks itself when it is made
 
 
 @torch.no_grad()
@@ -45,7 +45,7 @@ def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
     check_stores(decoder, len(tokens))
     ids = prefix_ids(tokens, decoder.embed.weight)
     cache = decoder.new_cache(1, len(tokens))
-    decoder.hidden(ids, cache=cache)
+    decoder.hidden(ids, cache=cache)  # fills the cache with the tokens' keys and values
     stored = {
         f"blocks.{layer}.attention.stored.{kind}": cache.read((kind, layer))[0].clone()
         for kind, layer in decoder.cache_slots

@@ -80,15 +80,14 @@ def rotate(
     turned = copy.deepcopy(plain, {id(p): p for p in plain.parameters()}).eval()
     if stream:
         _untie_head(turned)
-    norms = [m for m in turned.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
-    norms = norms if stream else []
+    norms = _stream_norms(turned) if stream else []
     centered = any(norm.centers for norm in norms)
     readers, roles = (list(_stream_readers(turned)), roles_of(turned)) if stream else ([], {})
     shape, device = turned.config.shape, turned.embed.weight.device
     of_stream = kind if stream else Identity()
     turn = make_turn(of_stream, "stream", shape.width, device, seed=seed, centered=centered)
     turn_values = make_turn(kind, "values", shape.head_width, device, seed=seed)
-    for names in _parts(turned) if stream else _each_block(turned):
+    for names in _all_parts(turned) if stream else _blocks(turned):
         modules = [turned.get_submodule(name[:-1]) for name in names]
         inside = {module for part in modules for module in part.modules()}
         with parameters_in_memory(*modules):
@@ -124,12 +123,13 @@ def rotate_keys(decoder: Decoder) -> Decoder:
     Raises:
         WakefulError: the model's route, which is named, uses queries and keys for more than logits.
     """
-    stored: dict[str, Tensor] = {}
+    stored_keys: dict[str, Tensor] = {}
     if decoder.config.stored_prefix and not decoder.config.qk_rotation:
+        # Keys of a stored prefix are not computed again, so that they are rotated here.
         for name, keys in decoder.named_parameters():
             if name.endswith("attention.stored.keys"):
-                stored[name] = WalshHadamard()(keys.double()).to(keys.dtype)
-    turned = rebuild_decoder(decoder, stored, qk_rotation=True)
+                stored_keys[name] = WalshHadamard()(keys.double()).to(keys.dtype)
+    turned = rebuild_decoder(decoder, stored_keys, qk_rotation=True)
     _check_logits_kept(decoder, turned, "a rotation of queries and keys")
     return turned
 
@@ -137,28 +137,37 @@ def rotate_keys(decoder: Decoder) -> Decoder:
 def check_rotates(
     decoder: Decoder, rotation: Rotation | str, *, stream: bool = True, values: bool = True
 ) -> Rotation:
-    """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
+    """Check that a decoder can be rotated, and return the rotation of that name.
+
+    `stream` and `values` say whether the residual stream and every head's values are to be rotated.
+
+    Raises:
+        WakefulError: the rotation is learned, or a part of the model, which is named, treats single
+            channels of what is rotated.
+    """
     kind = rotation_of(rotation)
     if isinstance(kind, LearnedRotation):
         raise WakefulError(
             f"{kind} is learned from gradients, which a cure does not have: "
             "use another, such as hadamard"
         )
-    turned = [name for name, does in (("stream", stream), ("values", values)) if does]
-    turned = [] if isinstance(kind, Identity) else turned
-    if "stream" in turned:
+    if isinstance(kind, Identity):  # which keeps every basis
+        stream = values = False
+    if stream:
         _check_stream(decoder)
-    single = [
+    operations_by_field = [
         ("route", part.single_channels())
         for part in decoder.route.modules()
         if isinstance(part, ValueRoute)
     ]
-    for field, operations in [*single, ("depth", decoder.depth.single_channels())]:
-        for basis, does in operations.items():
-            if basis in turned:
+    operations_by_field.append(("depth", decoder.depth.single_channels()))
+    is_rotated = {"stream": stream, "values": values}
+    for field, operations in operations_by_field:
+        for space, operation in operations.items():  # such as "stream", "has gates for each of"
+            if is_rotated.get(space):
                 raise WakefulError(
-                    f"model.{field} = {getattr(decoder.config, field)} {does} the "
-                    f"{_CHANNELS[basis]}, so no other basis of them gives the same function"
+                    f"model.{field} = {getattr(decoder.config, field)} {operation} the "
+                    f"{_CHANNELS[space]}, so no other basis of them gives the same function"
                 )
     return kind
 
@@ -188,18 +197,25 @@ def _check_stream(decoder: Decoder) -> None:
             )
 
 
-def _parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
-    """Yield names of modules that together hold all parameters, as few as can be at a time."""
-    yield from _each_block(decoder)
-    around = [("embed.",), ("norm.", "head.")]
-    yield from [(*around[0], *around[1])] if decoder.config.tied else around
-    bases = {"blocks", "embed", "norm", "head"}
-    yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in bases)
+def _all_parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
+    """Yield, part by part, the prefixes of parameters' names in a decoder, such as ("blocks.0.",).
+
+    A part is as small as it can be, to need little memory: modules that share a parameter or have
+    to be changed together are in one.
+    """
+    yield from _blocks(decoder)
+    if decoder.config.tied:  # the embedding's weight is the head's
+        yield ("embed.", "norm.", "head.")
+    else:
+        yield ("embed.",)
+        yield ("norm.", "head.")
+    yielded = {"blocks", "embed", "norm", "head"}
+    yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in yielded)
 
 
-def _each_block(decoder: Decoder) -> Iterator[tuple[str]]:
-    for number in range(len(decoder.blocks)):
-        yield (f"blocks.{number}.",)
+def _blocks(decoder: Decoder) -> Iterator[tuple[str]]:
+    for index in range(len(decoder.blocks)):
+        yield (f"blocks.{index}.",)
 
 
 def _untie_head(decoder: Decoder) -> None:
@@ -217,22 +233,27 @@ def _stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
             (block.attention_norm, block.attention),
             (block.mlp_norm, block.mlp),
         ):
-            yield cast(Norm, norm), list(_reading(sublayer))  # Identity only where refused
+            # A placement without norms before sublayers, where it is an Identity, was refused.
+            yield cast(Norm, norm), list(_reading_layers(sublayer))
     yield decoder.norm, [decoder.head]
 
 
-def _reading(part: nn.Module) -> Iterator[nn.Linear]:
-    for name, role in roles_of(part).items():
-        if role.residual == 1:
-            yield part.get_submodule(name.rpartition(".")[0])  # pyright: ignore[reportReturnType]
+def _reading_layers(sublayer: nn.Module) -> Iterator[nn.Linear]:
+    """Yield the linear layers of a sublayer that read the residual stream."""
+    for name, role in roles_of(sublayer).items():
+        if role.residual == 1:  # the stream lies along the axis of a matrix's inputs
+            yield sublayer.get_submodule(name.rpartition(".")[0])  # pyright: ignore[reportReturnType]
 
 
 def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
     """Move a norm's scale γ and bias β into its readers: W (γ n + β) + b = W γ n + (W β + b).
 
     Where a reader has no bias, the norm keeps β / γ: W γ (n + β / γ).
+
+    Raises:
+        WakefulError: the norm would keep β / γ, and γ is zero in a channel.
     """
-    scale, bias = norm.take_scale_and_bias()
+    scale, bias = norm.take_scale_and_bias()  # which leaves the norm without them
     if bias is not None:
         if all(reader.bias is not None for reader in readers):
             for reader in readers:
@@ -255,14 +276,15 @@ def make_turn(
     kind: Rotation, part: str, width: int, device: torch.device, *, seed: int,
     centered: bool = False,
 ) -> Turning:  # fmt: skip
-    """Return a function that turns every row x (`width`) of the last axis to x Qᵀ.
+    """Return a function that turns x (..., `width`) to x Qᵀ, with Q a rotation of this kind.
 
-    `part` ("stream" or "values") enters the seed. With `centered`, Q keeps (1, …, 1): it is
-    U diag(1, R) U with a rotation R of `width` − 1 channels and the reflection U of
-    `_exchange_axes`.
+    `part` ("stream" or "values") enters the seed. With `centered`, for a model with LayerNorms, Q
+    keeps (1, …, 1): it is U diag(1, R) U with a rotation R of `width` − 1 channels and the
+    reflection U of `_exchange_axes`.
     """
+    num_rotated = width - 1 if centered else width
     rotation = kind.for_width(
-        width - centered, generator=generator_for(seed, part, width), device=device,
+        num_rotated, generator=generator_for(seed, part, width), device=device,
         dtype=torch.float64,
     )  # fmt: skip
 
@@ -284,11 +306,22 @@ def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -
         WakefulError: a rotation is known not to be exact.
     """
     kind = check_rotates(decoder, rotation)
-    norms = [m for m in decoder.modules() if isinstance(m, Norm) and m.spec.part not in _OF_HEADS]
-    centered = any(norm.centers for norm in norms)
+    centered = any(norm.centers for norm in _stream_norms(decoder))
     width, device = decoder.config.width, decoder.embed.weight.device
     turn = make_turn(kind, "stream", width, device, seed=seed, centered=centered)
-    return (lambda h: turn(h - h.mean(-1, keepdim=True))) if centered else turn
+    if not centered:
+        return turn
+    # A LayerNorm removes the mean anyway, so that `rotate` makes states free of it.
+    return lambda h: turn(h - h.mean(-1, keepdim=True))
+
+
+def _stream_norms(decoder: Decoder) -> list[Norm]:
+    """Return the norms of the residual stream, without those of heads' queries and keys."""
+    return [
+        module
+        for module in decoder.modules()
+        if isinstance(module, Norm) and module.spec.part not in _OF_HEADS
+    ]
 
 
 def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
@@ -301,12 +334,19 @@ def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
 
 
 def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, centered: bool) -> None:
-    """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it."""
+    """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it, in
+    place.
+
+    `name` is the matrix's in the decoder. With `centered`, what is written to the stream is made
+    free of its mean, which LayerNorms remove anyway.
+    """
     weight = decoder.get_parameter(name)
-    writes = role.residual == 0
-    bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None) if writes else None
-    parts = split_rows(weight.T if writes else weight)
-    for part in parts if bias is None else (*parts, bias):
+    writes = role.residual == 0  # its outputs lie in the stream, else its inputs
+    parts = list(split_rows(weight.T if writes else weight))
+    bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None)
+    if writes and bias is not None:
+        parts.append(bias)
+    for part in parts:
         rows = part.double()
         if centered and (writes or role.embedding):
             rows = rows - rows.mean(-1, keepdim=True)
@@ -314,21 +354,26 @@ def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, cent
 
 
 def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
-    """Turn every head's values, stored ones too, by one R, and the output's columns back."""
+    """Turn every head's values, a stored prefix's too, by one R, and the output's columns back.
+
+    `turn` is made for the width of a head: it turns each head's part of a row.
+    """
     width = decoder.config.shape.head_width
     value, out = block.attention.value, block.attention.out
-    if isinstance(value, Heads):
+    if isinstance(value, Heads):  # else the layer reads the values of another
         rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
         value.weight.copy_(turn(rows).transpose(1, 2).flatten(0, 1))
         if value.bias is not None:
             value.bias.copy_(turn(value.bias.double()))
     out.weight.copy_(turn(out.weight.double()))
-    if decoder.config.stored_prefix and (stored := block.attention.stored.values) is not None:
-        stored.copy_(turn(stored.double()))
+    if decoder.config.stored_prefix:
+        stored_values = block.attention.stored.values
+        if stored_values is not None:
+            stored_values.copy_(turn(stored_values.double()))
 
 
 def _check_logits_kept(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
-    """Raise `WakefulError` if the logits changed: a user's part may not commute."""
+    """Raise `WakefulError` if the logits changed: a user's part may not commute with a rotation."""
     config = before.config
     check_same(
         before, after, before.embed.weight, stored_tensor(before.embed.weight).dtype, "the logits",
@@ -345,12 +390,14 @@ def check_same(
     """Raise `WakefulError` if two models' logits of random tokens differ by more than the rounding
     of `dtype` explains.
 
-    `table` is their embedding; `noun` and `why` are for the message.
+    `before` and `after` return logits of token ids, and `table` is their embedding; the message is
+    "{noun} change by ... {why}".
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(len(table), (1, length), generator=generator).to(table.device)
     expected, actual = before(tokens).float(), after(tokens).float()
     check_logits(expected)
-    difference, size = (actual - expected).square().mean().sqrt().item(), expected.std().item()
-    if not difference <= _CLOSE[dtype] * size:
-        raise WakefulError(f"{noun} change by {difference:.1e} of {size:.1e} {why}")
+    difference = (actual - expected).square().mean().sqrt().item()
+    deviation = expected.std().item()
+    if not difference <= _CLOSE[dtype] * deviation:  # a NaN fails too
+        raise WakefulError(f"{noun} change by {difference:.1e} of {deviation:.1e} {why}")

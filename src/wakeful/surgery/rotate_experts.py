@@ -108,7 +108,7 @@ def rotate_experts(
 
 def _check_names(suffixes: Mapping[str, str], kind: str) -> None:
     """Raise `WakefulError` for a parameter of which it is unknown whether it reads the residual
-    stream.
+    stream or writes to it. `suffixes` holds each parameter's name inside its block, by its name.
     """
     pattern = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
     for name, suffix in suffixes.items():
@@ -120,24 +120,31 @@ def _check_names(suffixes: Mapping[str, str], kind: str) -> None:
 
 
 def _stream_axis(model: nn.Module, name: str, *, reads: bool) -> int:
-    """Return the axis of a parameter that lies in the residual stream, as −1 or −2."""
+    """Return the axis of a parameter that lies in the residual stream, as −1 or −2.
+
+    A matrix (outputs, inputs) has there its inputs if it `reads` the stream, else its outputs.
+    """
     if name.endswith("bias"):
         return -1
     owner = model.get_submodule(name.rpartition(".")[0])
-    return -1 if reads != bool(getattr(owner, "is_transposed", False)) else -2
+    is_transposed = bool(getattr(owner, "is_transposed", False))  # (inputs, outputs)
+    return -1 if reads != is_transposed else -2
 
 
 def _transform_parameter(
     model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]
 ) -> None:
-    """Apply steps to a parameter in float64, expert by expert, and replace it in the model."""
-    parts = []
-    for part in source.unbind() if source.ndim == 3 else [source]:
-        rotated = part.double()
-        for axis, step in steps:
-            rotated = step(rotated.movedim(axis, -1)).movedim(-1, axis)
-        parts.append(rotated.to(source.dtype))
+    """Apply steps to a parameter in float64, expert by expert to save memory, and replace it in the
+    model. A step is an axis and an operation on that axis as the last.
+    """
+    has_experts = source.ndim == 3  # one matrix for each
+    transformed = []
+    for matrix in source.unbind() if has_experts else [source]:
+        result = matrix.double()
+        for axis, operation in steps:
+            result = operation(result.movedim(axis, -1)).movedim(-1, axis)
+        transformed.append(result.to(source.dtype))
+    stacked = torch.stack(transformed) if has_experts else transformed[0].contiguous()
     owner, _, leaf = name.rpartition(".")
-    stacked = torch.stack(parts) if source.ndim == 3 else parts[0].contiguous()
     parameter = nn.Parameter(store_like(source, stacked), requires_grad=False)
     model.get_submodule(owner)._parameters[leaf] = parameter

@@ -97,7 +97,10 @@ def choose_sink_tokens(
     known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
-    """Choose the candidate that is best stored before a text, by the order above.
+    """Choose the token that, stored before a text, takes the attention sink at no loss.
+
+    Of the candidates whose loss is as good as the best, that is the one after which the text's
+    first token is no sink; of several the preferred one, else the one of least loss.
 
     Args:
         decoder: is not changed.
@@ -112,22 +115,23 @@ def choose_sink_tokens(
     Raises:
         WakefulError: an id is past the vocabulary, or the model has a stored prefix already.
     """
-    done = {trial.tokens: trial for trial in known}
-    uncured = done.get(()) or measure_trial(decoder, windows, (), opening=opening)
+    trial_by_tokens = {trial.tokens: trial for trial in known}
+    uncured = trial_by_tokens.get(()) or measure_trial(decoder, windows, (), opening=opening)
+    known_by_candidate = {
+        tokens[-1]: trial
+        for tokens, trial in trial_by_tokens.items()
+        if tokens and tokens[:-1] == tuple(before)
+    }
 
-    def prefixed(token: int) -> Decoder:
+    def with_stored(token: int) -> Decoder:
         return store_prefix(decoder, [*before, token])
 
     trials = race_tokens(
         candidates,
         windows,
-        losses_of=lambda token, rows: losses_after_opening(prefixed(token), rows),
-        begin=lambda token, rows: measure_trial(prefixed(token), rows, (*before, token)),
-        known={
-            tokens[-1]: trial
-            for tokens, trial in done.items()
-            if tokens and tokens[:-1] == (*before,)
-        },
+        losses_of=lambda token, rows: losses_after_opening(with_stored(token), rows),
+        begin=lambda token, rows: measure_trial(with_stored(token), rows, (*before, token)),
+        known=known_by_candidate,
         preferred=preferred,
         on_progress=on_progress,
     )
@@ -144,41 +148,44 @@ def race_tokens(
     preferred: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[int, SinkTrial]:
-    """Return the trials on all windows of the candidates that stay in the race.
+    """Return the trials, on all windows, of the candidate tokens that are not clearly worse than
+    another, by token.
 
-    Of many candidates, the `FINALISTS` of least loss on the beginnings of a few windows run on, and
-    of those, the ones that are not worse than another on the first `SHARE_WINDOWS` windows.
+    Of many candidates, the `FINALISTS` of least loss on the beginnings of a few windows go on. Of
+    those, the ones that are not worse than another on the first `SHARE_WINDOWS` windows are
+    measured on the rest.
 
     Args:
         candidates: token ids.
         windows: text to measure on.
         losses_of: returns a candidate's losses on windows.
-        begin: returns its trial on the first windows.
-        known: trials on all windows that need not be measured again.
-        preferred: runs on from the beginnings of windows in any case.
+        begin: returns a candidate's trial on the first windows.
+        known: trials on all windows that need not be measured again, by token.
+        preferred: a candidate that is a finalist in any case.
         on_progress: called with the number of candidates measured and of all candidates.
     """
     trials = {token: known[token] for token in candidates if token in known}
-    ids = [token for token in dict.fromkeys(candidates) if token not in trials]
-    total = len(ids) + FINALISTS
-    if len(ids) > FINALISTS:
-        rows, length = SCREENED
-        screening_windows = windows[:rows, :length]
-        screened: dict[int, float] = {}
-        for number, token in enumerate(ids):
+    finalists = [token for token in dict.fromkeys(candidates) if token not in trials]
+    total = len(finalists) + FINALISTS
+    if len(finalists) > FINALISTS:
+        num_rows, length = SCREENED
+        screening_windows = windows[:num_rows, :length]
+        screening_losses: dict[int, float] = {}
+        for number, token in enumerate(finalists):
             on_progress(number, total)
-            screened[token] = sum(losses_of(token, screening_windows))
-        ids = sorted(ids, key=screened.__getitem__)[:FINALISTS]
-        if preferred in screened and preferred not in ids:
-            ids[-1] = preferred
+            screening_losses[token] = sum(losses_of(token, screening_windows))
+        finalists = sorted(screening_losses, key=screening_losses.__getitem__)[:FINALISTS]
+        if preferred in screening_losses and preferred not in finalists:
+            finalists[-1] = preferred
     first, rest = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
-    begun = dict[int, SinkTrial]()
-    for number, token in enumerate(ids):
+    first_trials = dict[int, SinkTrial]()
+    for number, token in enumerate(finalists):
         on_progress(total - FINALISTS + number, total)
-        begun[token] = begin(token, first)
-    starts = [trial.losses[: len(first)] for trial in (*trials.values(), *begun.values())]
-    for token, trial in begun.items():
-        if not LossChange.between(min(starts, key=sum), trial.losses).is_worse:
+        first_trials[token] = begin(token, first)
+    all_trials = (*trials.values(), *first_trials.values())
+    best_losses = min((trial.losses[: len(first)] for trial in all_trials), key=sum)
+    for token, trial in first_trials.items():
+        if not LossChange.between(best_losses, trial.losses).is_worse:
             trials[token] = replace(trial, losses=trial.losses + losses_of(token, rest))
     on_progress(total, total)
     return trials
@@ -187,25 +194,29 @@ def race_tokens(
 def choose_sink_cure(
     none: SinkTrial, trials: Mapping[int, SinkTrial], *, preferred: int | None, free: float
 ) -> SinkChoice:
-    """Return which of the trials, by their last token, is best beside storing nothing.
+    """Choose among trials, given by their last token, and `none`, the model as it is.
 
-    Up to the share `free` a text's first token is no sink.
+    Of the trials as good in loss as the best, that is the first by preference after which the
+    text's first token is no sink, which its `share` is up to `free`; or the one with the least
+    share. It is the best of all if it does no harm to the loss, else `none` is.
     """
     tied = [trials[token] for token in by_preference(trials, preferred)]
-    token = next((trial for trial in tied if trial.share <= free), None)
-    token = token or min(tied, key=lambda trial: trial.share)
-    harmless = LossChange.between(none.losses, token.losses).is_harmless
-    return SinkChoice(token if harmless else none, token, (none, *trials.values()))
+    without_sink = [trial for trial in tied if trial.share <= free]
+    chosen = without_sink[0] if without_sink else min(tied, key=lambda trial: trial.share)
+    is_harmless = LossChange.between(none.losses, chosen.losses).is_harmless
+    return SinkChoice(chosen if is_harmless else none, chosen, (none, *trials.values()))
 
 
 def by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> list[int]:
     """Return the tokens as good in loss as the best, the preferred first, then by their loss."""
-    ordered = sorted(trials, key=lambda token: sum(trials[token].losses))
-    best = trials[ordered[0]].losses
+    by_loss = sorted(trials, key=lambda token: sum(trials[token].losses))
+    best_losses = trials[by_loss[0]].losses
     tied = [
-        token for token in ordered if LossChange.between(best, trials[token].losses).is_harmless
+        token
+        for token in by_loss
+        if LossChange.between(best_losses, trials[token].losses).is_harmless
     ]
-    return sorted(tied, key=lambda token: token != preferred)
+    return sorted(tied, key=lambda token: token != preferred)  # the others keep their order
 
 
 def measure_trial(
@@ -228,15 +239,14 @@ def measure_trial(
 
 
 def remaining_sink(sinks: Sinks) -> tuple[float, float]:
-    """Return the share of (query, head) pairs led by each sequence's first token and the attention
-    that it takes, row 0 left out: means over layers.
+    """Return the share of (query, head) pairs whose most attended key is the sequence's first
+    token, and the mean attention on that token, without queries of the first token itself: means
+    over layers, 0 where nothing was measured.
     """
     rows = sinks.rows()
-    rows = rows.filter(rows["head"].is_null())
-    share, mass = (
-        mean_over_layers(rows.filter(metric=f"first_key_{part}_without_row_0"))
-        for part in ("share", "mass")
-    )
+    layer_rows = rows.filter(rows["head"].is_null())  # means over a layer's heads
+    share = mean_over_layers(layer_rows.filter(metric="first_key_share_without_row_0"))
+    mass = mean_over_layers(layer_rows.filter(metric="first_key_mass_without_row_0"))
     return share or 0.0, mass or 0.0
 
 
@@ -256,12 +266,15 @@ def losses_after_opening(
 ) -> tuple[float, ...]:
     """Return the mean loss of each window's tokens after its first, in nats per token.
 
-    Windows are read after `opening`, as many at once as have `together` tokens: alone where that
-    is 1, as a model is read whose scales are a whole batch's.
+    The model reads the tokens `opening` before each window. As many windows are read at once as
+    have `together` tokens, one at least; 1 reads each alone, as a model needs whose quantization
+    scales are computed from a whole batch.
     """
+    if not len(windows):
+        return ()
     losses: list[float] = []
-    for rows in windows.split(max(1, together // windows.shape[1])) if len(windows) else ():
+    for rows in windows.split(max(1, together // windows.shape[1])):
         logits = logits_of(model, prepend_tokens(opening, rows))[:, len(opening) : -1].float()
-        tokens = cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
-        losses += tokens.double().view(len(rows), -1).mean(1).tolist()
+        token_losses = cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+        losses += token_losses.double().view(len(rows), -1).mean(1).tolist()
     return tuple(losses)

@@ -35,7 +35,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
 
     Args:
         decoder: of an ordinary softmax and route.
-        token: stands before every sequence in what the sinks are made of.
+        token: id of the token that the sinks replace, as if it stood before every sequence.
         text: sequences to fit the sinks on.
 
     Raises:
@@ -45,12 +45,14 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     check_replaceable(decoder)
 
     def learn(recorded: RecordedAttention) -> tuple[Tensor, dict[str, Tensor]]:
-        shift, turned = _key_shift(decoder, recorded.layer, recorded.k[:1, :1], text.shape[1])
-        first, rest = recorded.first_and_rest()
-        _, shifted = recorded.first_and_rest(turned)
-        sink = solve_sink(shifted, (first - rest).sigmoid())
+        """Return the change of a layer's key bias, and its sinks s (H,) by their name."""
+        token_key = recorded.k[:1, :1]
+        shift, rotated_shift = _key_shift(decoder, recorded.layer, token_key, text.shape[1])
+        token_logits, rest = recorded.first_and_rest()
+        _, shifted_rest = recorded.first_and_rest(rotated_shift)
+        sinks = solve_sink(shifted_rest, (token_logits - rest).sigmoid())
         name = f"blocks.{recorded.layer}.attention.dot.normalizer.log_sinks"
-        return -shift.flatten(), {name: sink}
+        return -shift.flatten(), {name: sinks}
 
     return absorb(decoder, token, text, learn, normalizer=NORMALIZER)
 
@@ -58,19 +60,20 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
 def _key_shift(
     decoder: Decoder, layer: int, key: Float[Tensor, "1 1 G d"], length: int
 ) -> tuple[Float[Tensor, "1 1 G d"], Float[Tensor, "1 L G d"]]:
-    """Return the vector to subtract from all keys before RoPE, and its rotation by RoPE at the
-    positions 1 … L: the first key, rotated by the mean of the inverse rotations.
+    """Return the vector to subtract from all keys before RoPE, and that vector as RoPE rotates it
+    at each of the positions 1 … L.
 
-    With a norm of keys it is zero; without RoPE it is the key itself.
+    It is the stored token's `key` without RoPE; with RoPE that key, rotated by the mean of the
+    inverse rotations; and zero where keys are normalized after their projection.
     """
     rotated_shape = (1, length, *key.shape[2:])
     if decoder.config.qk_norm:
         shift = torch.zeros_like(key)
         return shift, shift.expand(rotated_shape)
-    name = decoder.config.rope_table_name(layer)
-    if not name:
+    rope_name = decoder.config.rope_table_name(layer)
+    if not rope_name:
         return key, key.expand(rotated_shape)
-    cos, sin = decoder.get_submodule(name)(slice(1, length + 1))
+    cos, sin = decoder.get_submodule(rope_name)(slice(1, length + 1))
     mean_inverse = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
     shift = turn_pairs(key, mean_inverse)
     return shift, turn_pairs(shift.expand(rotated_shape), (cos, sin))
