@@ -49,17 +49,17 @@ def measure_differences(
     text. Compared with it are the cured model in that dtype and in bfloat16, and the uncured
     decoder `plain` in bfloat16, which shows the effect of rounding alone.
     """
-    rows = [prepend_tokens(prefix, row[None]) for row in text]
-    expected = [logits_of(original, row)[:, len(prefix) :] for row in rows]
+    prefixed_rows = [prepend_tokens(prefix, row[None]) for row in text]
+    expected = [logits_of(original, row)[:, len(prefix) :] for row in prefixed_rows]
     dtype = plain.embed.weight.dtype
     dtype_name = str(dtype).removeprefix("torch.")
     by_dtype = {dtype_name: logit_difference(expected, (cured(row[None]) for row in text))}
     if dtype != torch.bfloat16:
-        rounded = _bfloat16(cured)
-        rounded_logits = (rounded(row[None]) for row in text)
-        by_dtype["bfloat16, cured"] = logit_difference(expected, rounded_logits)
-        rounded = _bfloat16(plain)
-        plain_logits = (rounded(row)[:, len(prefix) :] for row in rows)
+        run_cured = _bfloat16(cured)
+        cured_logits = (run_cured(row[None]) for row in text)
+        by_dtype["bfloat16, cured"] = logit_difference(expected, cured_logits)
+        run_plain = _bfloat16(plain)
+        plain_logits = (run_plain(row)[:, len(prefix) :] for row in prefixed_rows)
         by_dtype["bfloat16, not cured"] = logit_difference(expected, plain_logits)
     return by_dtype
 
@@ -90,7 +90,9 @@ class Float32Products(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function, a linear layer in bfloat16 on the CPU in float32."""
+        """Call a torch function: in float32 if it is a linear layer in bfloat16 on the CPU, as it
+        is otherwise.
+        """
         if func is linear and args[0].dtype == torch.bfloat16 and args[0].device.type == "cpu":
             x, weight, *bias = args
             wide_bias = (tensor.float() for tensor in bias if tensor is not None)
@@ -99,15 +101,16 @@ class Float32Products(TorchFunctionMode):
 
 
 def logit_difference(expected: Sequence[Tensor], logits: Iterable[Tensor]) -> Difference:
-    """Return the differences of two models' logits, given for each row (1, L, V) of a text."""
-    figures = torch.zeros(len(expected), 4, dtype=torch.float64)
-    for row, reference, output in zip(figures, expected, logits, strict=True):
+    """Return how far a model's `logits` are from the `expected` ones of another, given for each
+    sequence (1, L, V) of a text.
+    """
+    figures: list[list[float]] = []
+    for reference, output in zip(expected, logits, strict=True):
         error = output.float() - reference.float()
         p, q = reference.float().log_softmax(-1), output.float().log_softmax(-1)
         kl = (p.exp() * (p - q)).sum(-1).mean()
-        row[:] = torch.stack(
-            [error.abs().max(), error.square().mean(), reference.float().var(), kl]
-        )
-    _, square, variance, kl = figures.mean(0).tolist()
-    largest = float(figures[:, 0].max())
-    return Difference(largest=largest, relative=(square / variance) ** 0.5, kl=kl)
+        row = [error.abs().max(), error.square().mean(), reference.float().var(), kl]
+        figures.append(torch.stack(row).tolist())
+    largest, squares, variances, kls = torch.tensor(figures, dtype=torch.float64).unbind(1)
+    relative = (float(squares.mean()) / float(variances.mean())) ** 0.5
+    return Difference(largest=float(largest.max()), relative=relative, kl=float(kls.mean()))

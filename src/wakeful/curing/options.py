@@ -54,17 +54,18 @@ class CureOptions(ReadingOptions):
     )
 
     def __post_init__(self) -> None:
-        """Check that a cure or a format is named, and that `prefix` is a valid choice."""
+        """Raise `WakefulError` if neither a cure nor a format is named, or `prefix` is no valid
+        choice.
+        """
         super().__post_init__()
-        turns = self.turning or self.rotate_inner or self.rotate_keys
-        if not (turns or self.prefix or self.sinks or self.for_):
+        rotates = self.turning or self.rotate_inner or self.rotate_keys
+        if not (rotates or self.prefix or self.sinks or self.for_):
             raise WakefulError(
                 "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
                 "--rotate_values, --rotate_inner, --rotate_keys, --prefix auto, --sinks"
             )
-        if self.prefix not in ("", "auto", "bos") and not (
-            self.prefix.isdecimal() and int(self.prefix)
-        ):
+        is_number = self.prefix.isdecimal() and int(self.prefix) > 0
+        if self.prefix not in ("", "auto", "bos") and not is_number:
             raise WakefulError(
                 f"prefix = {self.prefix!r}: must be auto, bos, or a number of tokens to choose"
             )

@@ -164,7 +164,9 @@ class CureChoice:
 
     @property
     def is_kept(self) -> bool:
-        """True where the winner of the search, a cure or clipping without one, was chosen."""
+        """True where the winner of the search, a cure or mere clipping, was chosen: new text proved
+        that it is better.
+        """
         return _find_cheapest(self.trials) == (self.best, self.schemes)
 
     @property
@@ -179,58 +181,56 @@ class CureChoice:
     def headlines(self) -> list[str]:
         """Sentences on the winner's cost in each format, on text that the search did not use."""
         verdict = "" if self.is_kept else "; that is not sure enough to keep"
-        uncured = self.winner == Candidate()
-        cured_label, uncured_label = f"after {self.winner}", "before"
-        if uncured:
-            cured_label, uncured_label = "clipped", "unclipped"
+        label_before, label_after = "before", f"after {self.winner}"
+        only_clipped = self.winner == Candidate()  # without a cure, grids may still be clipped
+        if only_clipped:
+            label_before, label_after = "unclipped", "clipped"
         sentences: list[str] = []
-        for proof, trial in zip(self.proofs, self.trials[0], strict=False):
+        for proof, uncured_trial in zip(self.proofs, self.trials[0], strict=False):
             before = format_interval(*proof.before, NUM_PROOF)
             after = format_interval(*proof.after, NUM_PROOF)
-            text = (
-                f"{after} nats per token {cured_label} and {before} {uncured_label}, "
-                f"{_format_difference(proof)}{verdict}"
-            )
-            if uncured and proof.scheme == trial.scheme:
+            if only_clipped and proof.scheme == uncured_trial.scheme:
                 text = f"{before} nats per token: nothing tried was better"
+            else:
+                text = (
+                    f"{after} nats per token {label_after} and {before} {label_before}, "
+                    f"{_format_difference(proof)}{verdict}"
+                )
             sentences.append(f"{proof.scheme} costs {text}.")
         return sentences
 
     @property
     def sections(self) -> list[Section]:
         """Tables of the costs before and after in each format, and of every candidate."""
-        after = str(self.winner) if self.winner != Candidate() else "the best grids"
-        after += "" if self.is_kept else ", not kept"
-        proofs = [
+        winner = str(self.winner) if self.winner != Candidate() else "the best grids"
+        winner += "" if self.is_kept else ", not kept"
+        proof_rows = [
             [
                 str(proof.scheme),
-                *(format_interval(*cost, NUM_PROOF, "+") for cost in (proof.before, proof.after)),
+                format_interval(*proof.before, NUM_PROOF, "+"),
+                format_interval(*proof.after, NUM_PROOF, "+"),
                 _format_difference(proof),
             ]
             for proof in self.proofs
         ]
-        candidate_rows = [
-            [
-                str(trials[0].candidate),
-                *(
-                    Cell(
-                        format_interval(*trial.damage, NUM_SEARCH, "+"),
-                        "" if trial.scheme == first.scheme else str(trial.scheme),
-                    )
-                    for trial, first in zip(trials, self.trials[0], strict=True)
-                ),
-            ]
-            for trials in self.trials
-        ]
+        uncured_trials = self.trials[0]
+        candidate_rows: list[list[Cell | str]] = []
+        for trials in self.trials:
+            cells: list[Cell | str] = [str(trials[0].candidate)]
+            for trial, uncured_trial in zip(trials, uncured_trials, strict=True):
+                # A scheme other than the column's, clipped or of another method, is named.
+                scheme = "" if trial.scheme == uncured_trial.scheme else str(trial.scheme)
+                cells.append(Cell(format_interval(*trial.damage, NUM_SEARCH, "+"), scheme))
+            candidate_rows.append(cells)
         return [
             Section("Before and after", [
-                Table(["format", "no cure", after, "difference"], proofs,
+                Table(["format", "no cure", winner, "difference"], proof_rows,
                       "Nats per token that quantization costs", "figures"),
                 Text(f"Loss minus that of the uncured model in full precision, ± the {INTERVAL} "
                      "over sequences, on new text. The difference is paired.", "note"),
             ], brief=True),
             Section("What was tried", [
-                Table(["cure", *(str(trial.scheme) for trial in self.trials[0])], candidate_rows,
+                Table(["cure", *(str(trial.scheme) for trial in uncured_trials)], candidate_rows,
                       "Cost of every candidate on the search's text, nats per token", "figures"),
             ]),
         ]  # fmt: skip
@@ -276,8 +276,10 @@ class SearchTexts:
 
     @classmethod
     def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "SearchTexts":
-        """Cut `num_rows` sequences of `length` from a text's tokens (N,), evenly spread over it."""
-        stride = len(tokens) // (cls.num_rows * length)
+        """Cut `num_rows` sequences of `length` tokens, evenly spread over a text's tokens (N,), and
+        split them by their use.
+        """
+        stride = len(tokens) // (cls.num_rows * length)  # in sequences
         sequences = tokens[: len(tokens) // length * length].view(-1, length)
         return cls.split(sequences[::stride][: cls.num_rows], opening)
 
@@ -285,11 +287,13 @@ class SearchTexts:
 def parse_format(name: str) -> Scheme:
     """Parse a number format's name ("nvfp4") or a scheme expression.
 
-    A format's name rounds weights of at most 4 bits by GPTQ; an expression names its own method.
+    With a mere name, weights of at most 4 bits are rounded by GPTQ; an expression names its own
+    method.
     """
     scheme = parse_scheme(_SCHEME_NAMES.get(name, name), imports=True)
     weights = scheme.weights
-    if name.isidentifier() and scheme.method is None and weights and weights.bits <= _FEW_BITS:
+    is_name = name.isidentifier()
+    if is_name and scheme.method is None and weights and weights.bits <= _FEW_BITS:
         return replace(scheme, method=GPTQ)
     return scheme
 
@@ -309,18 +313,20 @@ def list_candidates(
         for grid in (scheme.weights, scheme.inputs, scheme.outputs)
         if grid
     ]
-    blocks = {math.gcd(grid.group, plain.config.width) for grid in grids if grid.group} - {1}
-    rotations = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
+    # A rotation within a format's groups does not spread an outlier beyond its own scale.
+    block_sizes = {math.gcd(grid.group, plain.config.width) for grid in grids if grid.group} - {1}
+    all_rotations = [f"block_diagonal(size={size})" for size in sorted(block_sizes)] + ["hadamard"]
+    possible_rotations = [
+        rotation for rotation in all_rotations if _passes(surgery.check_rotates, plain, rotation)
+    ]
     sink_cures = [""] if token is None else ["", "prefix"]
     is_16_bit = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # too coarse to fit
     if token is not None and not is_16_bit and _passes(surgery.check_replaceable, plain):
         sink_cures.append("sinks")
-    rotations = [
-        "",
-        *(rotation for rotation in rotations if _passes(surgery.check_rotates, plain, rotation)),
-    ]
     return [
-        Candidate(rotate=rotation, sink_cure=cure) for rotation in rotations for cure in sink_cures
+        Candidate(rotate=rotation, sink_cure=sink_cure)
+        for rotation in ["", *possible_rotations]
+        for sink_cure in sink_cures
     ]
 
 
@@ -334,18 +340,17 @@ def _passes(check: Callable[..., object], *arguments: object) -> bool:
 
 
 def add_online_rotations(best: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
-    """Return the candidate with every combination, but none, of the online rotations that the
-    formats could gain from: of inner channels where weights are quantized, of keys where the cache
-    is.
+    """Return the candidate with each of the online rotations that the formats could gain from, and
+    with both: of inner channels where weights are quantized, of keys where the cache is.
     """
-    inner = [False, True] if any(scheme.weights is not None for scheme in schemes) else [False]
-    keys = [False, True] if any(scheme.cache is not None for scheme in schemes) else [False]
+    quantizes_weights = any(scheme.weights is not None for scheme in schemes)
+    quantizes_cache = any(scheme.cache is not None for scheme in schemes)
     combinations = [
-        replace(best, inner=with_inner, keys=with_keys)
-        for with_inner in inner
-        for with_keys in keys
+        replace(best, inner=inner, keys=keys)
+        for inner in ([False, True] if quantizes_weights else [False])
+        for keys in ([False, True] if quantizes_cache else [False])
     ]
-    return combinations[1:]
+    return combinations[1:]  # without the first, which has neither
 
 
 def clip_scheme(scheme: Scheme, share: float) -> Scheme:
@@ -399,10 +404,14 @@ class _Search:
     """Losses (B,) of the uncured model in full precision, by the `id` of the text."""
 
     def choose(self) -> CureChoice:
-        """Measure all candidates; return the best if new text proves it, else no cure."""
+        """Measure all candidates; return the best if new text proves it, else no cure.
+
+        It has to be better over all formats together, by a 95% interval, and worse in none.
+        """
         self._measure_uncured()
         for candidate in list_candidates(self.plain, self.schemes, self.token)[1:]:
             self._try(candidate, self.schemes)
+        # Online rotations and clipping are tried with the best so far alone.
         for candidate in add_online_rotations(self._best[0], self.schemes):
             self._try(candidate, self.schemes)
         for share in CLIPS:
@@ -414,7 +423,7 @@ class _Search:
         total_change = torch.zeros(NUM_PROOF, dtype=torch.float64)
         for unclipped, scheme in zip(self.schemes, schemes, strict=True):
             before = self._measure_costs(self.plain, Candidate(), unclipped, self.texts.proof)
-            after = before
+            after = before  # no cure and no clipping is measured already
             if (best, scheme) != (Candidate(), unclipped):
                 after = self._measure_costs(cured, best, scheme, self.texts.proof)
             total_change += after - before
@@ -428,18 +437,19 @@ class _Search:
 
     def _measure_uncured(self) -> None:
         """Measure the uncured model in every format, with the format's rounding method and by
-        rounding to nearest; keep the cheaper of the two for the search.
+        rounding to nearest; make the cheaper of the two the format's scheme in the search.
         """
         self.on_progress(str(Candidate()))
-        ranked = list[list[FormatTrial]]()
+        trials_by_format = list[list[FormatTrial]]()
         for scheme in self.schemes:
-            methods = dict.fromkeys([scheme, replace(scheme, method=None)])
-            trials = [self._measure(self.plain, Candidate(), method) for method in methods]
-            ranked.append(sorted(trials, key=lambda trial: trial.damage[0]))
-        self.schemes = tuple(trials[0].scheme for trials in ranked)
-        self.trials.append(tuple(trials[0] for trials in ranked))
-        if any(len(trials) > 1 for trials in ranked):
-            self.trials.append(tuple(trials[-1] for trials in ranked))
+            to_nearest = replace(scheme, method=None)
+            schemes = dict.fromkeys([scheme, to_nearest])  # one if the format has no method
+            trials = [self._measure(self.plain, Candidate(), tried) for tried in schemes]
+            trials_by_format.append(sorted(trials, key=lambda trial: trial.damage[0]))
+        self.schemes = tuple(trials[0].scheme for trials in trials_by_format)
+        self.trials.append(tuple(trials[0] for trials in trials_by_format))
+        if any(len(trials) > 1 for trials in trials_by_format):  # a row of the costlier ones
+            self.trials.append(tuple(trials[-1] for trials in trials_by_format))
 
     @property
     def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
@@ -465,13 +475,15 @@ class _Search:
     def _measure_costs(
         self, decoder: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor
     ) -> Tensor:
-        """Return the cost (B,) of a cured decoder in a format on each sequence of a text (B, L).
+        """Return the cost (B,) of a candidate in a format on each sequence of a text (B, L), of
+        which `decoder` is the cured decoder before quantization.
 
         It is the loss of the quantized decoder minus that of the uncured model in full precision,
         in nats per token.
         """
-        opening = () if candidate.sink_cure else self.texts.opening
+        opening = () if candidate.sink_cure else self.texts.opening  # a sink cure takes its place
         calibration = [surgery.prepend_tokens(opening, row[None]) for row in self.texts.calibration]
+        # The head stays in full precision; a scheme of the cache alone has no layers to skip.
         skip = (HEAD,) if scheme.weights is not None else ()
         quantized = quantize_module(
             decoder, scheme, arithmetic="integer", skip=skip,
@@ -486,5 +498,6 @@ def _mean_losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tens
     """Return the mean loss (B,) of every sequence of a text (B, L), without its first token, in
     float64; the model reads the tokens `opening` before each sequence.
     """
+    # One at a time: a quantized model's scales must not depend on other sequences.
     losses = surgery.losses_after_opening(model, text, opening, together=1)
     return torch.tensor(losses, dtype=torch.float64, device=text.device)

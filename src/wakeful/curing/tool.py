@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,7 +72,7 @@ from wakeful.probes.running import logits_of
 from wakeful.probes.watch import event_source
 from wakeful.reports.html import write_page
 from wakeful.reports.result import MeasuredResult
-from wakeful.reports.value import Report
+from wakeful.reports.value import Report, Section
 from wakeful.runs.run import Run
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
@@ -172,21 +171,25 @@ class Cure(_CuredModel, MeasuredResult):
         both models. `folder` is where the model is or could be written, for the next commands.
         """
         changes = [(label, f"{old} → {new}") for label, old, new in self._figures()]
-        models, choice = self.diagnosis.models, self.choice
-        schemes = [] if choice is None else [scheme.expression for scheme in choice.schemes]
+        original, cured = self.diagnosis.models
+        headlines: list[str] = []
+        sections: list[Section] = []
+        schemes: list[str] = []
+        if self.choice is not None:
+            headlines, sections = self.choice.headlines, self.choice.sections
+            schemes = [scheme.expression for scheme in self.choice.schemes]
         diagnosis = diagnosis_report(
-            models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
+            (original, cured), title=f"Cure of {original.name}", method=self.diagnosis.method,
             done=[*self.done, *changes],
             steps=after_cure(self.source, folder, schemes, self.advice, self.reading),
-            worse=[] if self.loss.is_harmless else [models[1].name],
+            worse=[] if self.loss.is_harmless else [cured.name],
         )  # fmt: skip
-        headlines = [] if choice is None else choice.headlines
         return replace(
             diagnosis,
             headlines=[
                 self._loss_headline, *headlines, *diagnosis.headlines, *self._remaining_advice,
             ],
-            sections=[*([] if choice is None else choice.sections), *diagnosis.sections],
+            sections=[*sections, *diagnosis.sections],
         )  # fmt: skip
 
     @property
@@ -199,9 +202,12 @@ class Cure(_CuredModel, MeasuredResult):
     @property
     def _loss_headline(self) -> str:
         """Sentence on whether the cured model predicts worse than the original."""
-        verdict = "may predict worse"
-        if self.loss.is_worse or self.loss.is_harmless:
-            verdict = "predicts worse" if self.loss.is_worse else "predicts no worse"
+        if self.loss.is_worse:
+            verdict = "predicts worse"
+        elif self.loss.is_harmless:
+            verdict = "predicts no worse"
+        else:  # too little text to tell
+            verdict = "may predict worse"
         return f"{self.diagnosis.models[1].name} {verdict}: its loss changes by {self.loss}."
 
     def save(self, folder: str | Path) -> Path:
@@ -215,11 +221,11 @@ class Cure(_CuredModel, MeasuredResult):
             figures=self._figures(),
         )  # fmt: skip
         dtype, module = self.model.export_dtype, self.model.module
-        options = {"tokenizer": tokenizer, "dtype": dtype, "types": self.model.types, "card": card}
-        if isinstance(module, PreTrainedModel):
-            save_stock(module, folder, **options)
+        kwargs = {"tokenizer": tokenizer, "dtype": dtype, "types": self.model.types, "card": card}
+        if isinstance(module, PreTrainedModel):  # a mixture of experts
+            save_stock(module, folder, **kwargs)
         else:
-            export_decoder(self.model.decoder(), folder, **options)
+            export_decoder(self.model.decoder(), folder, **kwargs)
         run = Run(folder)
         run.write_json("cure.json", self.summary)
         run.write_frame("diagnosis.parquet", self.frame)
@@ -228,12 +234,12 @@ class Cure(_CuredModel, MeasuredResult):
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
         """Yield the label of each measurement, and its value for the original and the cured model
-        as text.
+        as text; measurements that one of them lacks are left out.
         """
-        before, after = self.diagnosis.summary["models"]
+        original, cured = self.diagnosis.summary["models"]
         for name, label in _FIGURE_LABELS.items():
-            if before[name] is not None and after[name] is not None:
-                yield label, f"{before[name]:,.4g}", f"{after[name]:,.4g}"
+            if original[name] is not None and cured[name] is not None:
+                yield label, f"{original[name]:,.4g}", f"{cured[name]:,.4g}"
 
 
 _FIGURE_LABELS = {
@@ -322,10 +328,11 @@ def cure(
 
 
 def _is_healthy(result: _CuredModel, diagnosis: Diagnosis) -> bool:
-    """Tell whether a cured model predicts no worse than the original and its diagnosis has no bad
-    finding but lazy layers, which no cure removes.
+    """Tell whether a cured model predicts no worse than the original and its diagnosis has no
+    finding that is not good but lazy layers, which no cure removes.
     """
-    ills = {finding.title for finding in findings(diagnosis.models[1]) if finding.level != "good"}
+    cured = diagnosis.models[1]
+    ills = {finding.title for finding in findings(cured) if finding.level != "good"}
     return result.loss.is_harmless and ills <= {"Lazy layers"}
 
 
@@ -337,7 +344,7 @@ def _advise_next(
     length: int,
 ) -> Advice | None:
     """Return advice for a model whose cure did not suffice: another cure of the original, measured
-    on the text, or words that none does better.
+    on sequences of `length` tokens of the text, or words that none does better.
     """
     rows = evaluation_text.sequences(
         loaded, length=length, num_sequences=options.num_sequences, bos=False
@@ -345,13 +352,15 @@ def _advise_next(
     advice = advise(loaded, diagnosis.models[0], rows, bos=options.bos)
     if advice is None:
         return Advice(words=f"nothing else was found to cure in {loaded.name}: keep it as it is")
-    flags = shlex.split(advice.arguments)
+    if not advice.arguments:  # words alone
+        return advice
+    advised_cures = {flag for flag in shlex.split(advice.arguments) if flag.startswith("--")}
     cures = {"--rotate": options.rotate, "--prefix": options.prefix, "--sinks": options.sinks}
-    done = {flag for flag, value in cures.items() if value}
-    if flags and done == {flag for flag in flags if flag.startswith("--")}:
+    applied_cures = {flag for flag, value in cures.items() if value}
+    if advised_cures == applied_cures:
         return Advice(words=f"nothing that was tried does better than to {advice.words}")
     arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
-    return replace(advice, arguments=arguments if flags else "")
+    return replace(advice, arguments=arguments)
 
 
 @dataclass(frozen=True)
@@ -411,33 +420,36 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     reader = _reader_without_bos(loaded) if options.prefix or options.sinks else None
     sink = _choose_sink(task, plain, text)
     choice, options = _choose_cure(task, plain, texts, sink)
-    task = replace(task, options=options)
+    task = replace(task, options=options)  # which name the chosen cure, perhaps sinks or a prefix
     prefix, prefix_lines = _choose_stored_tokens(task, sink)
     read_tokenizer = lambda: loaded.tokenizer  # noqa: E731
     if prefix or options.sinks:
         read_tokenizer = reader or _reader_without_bos(loaded)
     done = [("Conversion", agreement)] if agreement else []
-    done += [] if choice is None else [("Chosen", choice.description)]
-    prefix_tokens, base = list[int](), plain
+    if choice is not None:
+        done.append(("Chosen", choice.description))
+    replaced_tokens, base = list(prefix), plain
     if options.sinks:
         assert sink is not None
-        prefix_tokens = [*sink.token.tokens]
+        replaced_tokens = [*sink.token.tokens]
         if fitting_tokens is None:
             fitting_tokens = _fitting_tokens(task, text.numel())
         show.note("fitting sinks")
-        base = _fit_sinks(loaded, plain, prefix_tokens[0], fitting_tokens)
-        description = f"softmax-1 with one a head, fitted to id {prefix_tokens[0]} before the text"
+        base = _fit_sinks(loaded, plain, replaced_tokens[0], fitting_tokens)
+        description = (
+            f"softmax-1 with one a head, fitted to id {replaced_tokens[0]} before the text"
+        )
         done.append(("Learned sinks", description))
     cured, lines = _apply_cures(task, base, prefix)
     done += lines + prefix_lines + _round_changed(cured, plain, task.stored)
     context = min(loaded.context, cured.config.context)
     result = task.wrap_cured(cured, context=context, read_tokenizer=read_tokenizer)
     show.note("comparing logits")
-    prefix_tokens, compared = prefix or prefix_tokens, text[:, :COMPARED_TOKENS]
-    by_dtype = measure_differences(loaded.module, plain, cured, compared, prefix_tokens)
+    compared = text[:, :COMPARED_TOKENS]
+    by_dtype = measure_differences(loaded.module, plain, cured, compared, replaced_tokens)
     done += [
-        (f"Logits in {kind}", difference.describe(prefix_tokens))
-        for kind, difference in by_dtype.items()
+        (f"Logits in {dtype}", difference.describe(replaced_tokens))
+        for dtype, difference in by_dtype.items()
     ]
     written = (
         architecture_to_write(cured.config, result.wakeful_tokenizer)
@@ -527,7 +539,9 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
 
 
 def _describe_rotation(options: CureOptions) -> tuple[str, str]:
-    """Return the report line (label, text) of the rotation that the options ask for."""
+    """Return the report line (label, text) of the rotation that the options ask for, of the stream
+    and values or of values alone.
+    """
     description = f"every head's values, {options.turning}, seed {options.seed}"
     if options.rotate:
         description = (
@@ -556,14 +570,16 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
     Raises:
         WakefulError: the chat template writes BOS in a way that cannot be removed.
     """
-    if not (loaded.adds_bos or loaded.tokenizer.chat_template):
+    if not (loaded.adds_bos or loaded.tokenizer.chat_template):  # no BOS to remove
         return lambda: loaded.tokenizer
-    tokenizer, turn = loaded.wakeful_tokenizer.without_bos(), None
-    with suppress(WakefulError):  # a template without a user's turn stays as it is
+    tokenizer = loaded.wakeful_tokenizer.without_bos()
+    try:
         turn = user_turn(tokenizer)
+    except WakefulError:  # a template without a user's turn stays as it is
+        return lambda: tokenizer
+    begins_with_bos = turn.before[:1] == [tokenizer.bos]
     # Some templates, such as SmolLM2's, begin every turn with the token that is also BOS.
-    first, rest = ([], []) if turn is None else (turn.before[:1], turn.before[1:] + turn.after)
-    if first == [tokenizer.bos] and tokenizer.bos not in rest:
+    if begins_with_bos and tokenizer.bos not in turn.before[1:] + turn.after:
         raise WakefulError(
             f"the chat template of {loaded.name} writes BOS by its name, which stands before every "
             "text of a cured model already: have it write bos_token"
@@ -579,14 +595,16 @@ def _verification_text(task: _CureTask) -> Tensor:
         WakefulError: the prefix leaves no room for a text.
     """
     loaded, evaluation_text, options = task.loaded, task.evaluation_text, task.options
-    has_prefix = bool(options.prefix) or options.sinks or bool(options.for_)
-    room = int(options.prefix) if options.prefix.isdecimal() else int(has_prefix)
-    if room > loaded.context - 2:
+    needs_token = bool(options.prefix) or options.sinks or bool(options.for_)
+    prefix_length = 1 if needs_token else 0
+    if options.prefix.isdecimal():
+        prefix_length = int(options.prefix)
+    if prefix_length > loaded.context - 2:
         raise WakefulError(
             f"prefix = {options.prefix} leaves no text in {loaded.name}'s context of "
             f"{loaded.context} tokens"
         )
-    length = min(options.length_for(loaded.context), loaded.context - room)
+    length = min(options.length_for(loaded.context), loaded.context - prefix_length)
     sequences = evaluation_text.sequences(
         loaded, length=length, num_sequences=options.num_sequences, bos=False
     )
@@ -598,9 +616,9 @@ def _fitting_tokens(task: _CureTask, skip: int) -> Tensor:
     verify on.
 
     Raises:
-        WakefulError: the text has too few tokens.
+        WakefulError: the text has fewer than one sequence of them.
     """
-    num_needed = min(FIT_LENGTH, task.loaded.context - 1)
+    num_needed = min(FIT_LENGTH, task.loaded.context - 1)  # BOS or the replaced token precedes it
     tokens = task.evaluation_text.beginning.tokens(
         task.loaded.encode_plain, skip + task.num_learning_tokens
     )[skip:]
@@ -618,36 +636,34 @@ def _fit_sinks(loaded: Model, plain: Decoder, token: int, tokens: Tensor) -> Dec
     `tokens` (N,).
     """
     length = min(FIT_LENGTH, loaded.context - 1, len(tokens))
-    count = min(NUM_FIT, len(tokens) // length)
-    rows = tokens[: count * length].view(count, length)
-    return surgery.learned_sinks(plain, token, rows)
+    num_sequences = min(NUM_FIT, len(tokens) // length)
+    sequences = tokens[: num_sequences * length].view(num_sequences, length)
+    return surgery.learned_sinks(plain, token, sequences)
 
 
 def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
     """Measure which tokens take the attention sink best, to store them as a prefix or to fit sinks
-    to them; None where no cure needs that.
+    to them; return None where no cure needs that, or the model has a stored prefix already.
 
-    `text` (B, L) is to verify on; the measurements use the text after it, or itself where the text
-    ends there.
+    `text` (B, L) is to verify on; `_choosing_tokens` says on what to measure.
     """
     loaded, options = task.loaded, task.options
     needs_sink = options.prefix not in ("", "bos") or options.sinks or options.for_
     if not needs_sink or plain.config.stored_prefix:
         return None
-    number = int(options.prefix) if options.prefix.isdecimal() else 1
+    num_tokens = int(options.prefix) if options.prefix.isdecimal() else 1
     tokens = _choosing_tokens(task, text)
     opening = loaded.start_tokens(options.bos)
-    room = loaded.context - max(number, len(opening))
-    on_progress = partial(task.show.count, "tokens that may take the sink")
+    window_length = loaded.context - max(num_tokens, len(opening))  # what precedes it fits too
     return choose_prefix(
-        loaded, plain, windows_of(tokens, room), num_tokens=number, bos=options.bos,
-        on_progress=on_progress,
+        loaded, plain, windows_of(tokens, window_length), num_tokens=num_tokens, bos=options.bos,
+        on_progress=partial(task.show.count, "tokens that may take the sink"),
     )  # fmt: skip
 
 
 def _choosing_tokens(task: _CureTask, text: Tensor) -> Tensor:
     """Return tokens (N,) to choose a sink on: those after `text` (B, L), which is to verify on, or
-    `text` itself where no more than its own number follow.
+    `text` itself if not more tokens follow than it has.
     """
     skip, beginning = text.numel(), task.evaluation_text.beginning
     rest = beginning.tokens(task.loaded.encode_plain, skip + CHOOSING_TOKENS)[skip:]
@@ -665,22 +681,20 @@ def _choose_stored_tokens(
     if not prefix:
         return [], []
     if prefix == "bos":
-        tokens, why = task.loaded.start_tokens("on"), ""
+        tokens, change = task.loaded.start_tokens("on"), ""
     else:
         assert sink is not None
+        # A number asks for tokens whatever they cost; "auto" for none rather than a loss.
         trial = sink.best if prefix == "auto" else sink.token
-        tokens, why = [*trial.tokens], f"; on the text that chose it: {sink.change(trial)}"
+        tokens, change = [*trial.tokens], f"; on the text that chose it: {sink.change(trial)}"
         if not tokens:
-            token_texts = _format_tokens(task.loaded, sink.token.tokens)
-            change = sink.change(sink.token)
-            description = f"none: of all that were tried, {token_texts} costs least, {change}"
+            cheapest = _format_tokens(task.loaded, sink.token.tokens)
+            description = (
+                f"none: of all that were tried, {cheapest} costs least, {sink.change(sink.token)}"
+            )
             return [], [("Prefix", description)]
-    return tokens, [
-        (
-            "Prefix",
-            f"keys and values of {_format_tokens(task.loaded, tokens)} before every text{why}",
-        )
-    ]
+    description = f"keys and values of {_format_tokens(task.loaded, tokens)} before every text"
+    return tokens, [("Prefix", description + change)]
 
 
 def _format_tokens(loaded: Model, tokens: Sequence[int]) -> str:
@@ -689,8 +703,10 @@ def _format_tokens(loaded: Model, tokens: Sequence[int]) -> str:
 
 
 def _search_texts(task: _CureTask, text: Tensor) -> SearchTexts | None:
-    """Return the sequences to choose a cure for number formats on, from the text after `text`,
-    which is to verify on; None where the options name no format.
+    """Return the sequences to choose a cure for number formats on, from the text after `text`
+    (B, L), which is to verify on; None where the options name no format.
+
+    They are spread over up to `SEARCH_SPREAD` times as many tokens as they have.
 
     Raises:
         WakefulError: the text has too few tokens.
@@ -698,18 +714,19 @@ def _search_texts(task: _CureTask, text: Tensor) -> SearchTexts | None:
     loaded, options = task.loaded, task.options
     if not options.for_:
         return None
-    length = min(CHOOSING_LENGTH, loaded.context - len(loaded.start_tokens(options.bos)) - 1)
-    count = SearchTexts.num_rows * length
+    opening = tuple(loaded.start_tokens(options.bos))
+    # The opening or a stored token precedes a sequence in the context.
+    length = min(CHOOSING_LENGTH, loaded.context - len(opening) - 1)
+    skip, num_needed = text.numel(), SearchTexts.num_rows * length
     tokens = task.evaluation_text.beginning.tokens(
-        loaded.encode_plain, text.numel() + count * SEARCH_SPREAD
-    )[text.numel() :]
-    if len(tokens) < count:
+        loaded.encode_plain, skip + num_needed * SEARCH_SPREAD
+    )[skip:]
+    if len(tokens) < num_needed:
         raise WakefulError(
-            f"the text has {text.numel() + len(tokens):,} tokens: choosing a cure needs "
-            f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
+            f"the text has {skip + len(tokens):,} tokens: choosing a cure needs "
+            f"{skip + num_needed:,}, of which {skip:,} are to verify on"
         )
-    token_ids = torch.tensor(tokens, device=loaded.device)
-    return SearchTexts.spread(token_ids, length, tuple(loaded.start_tokens(options.bos)))
+    return SearchTexts.spread(torch.tensor(tokens, device=loaded.device), length, opening)
 
 
 def _choose_cure(
@@ -738,13 +755,12 @@ def _choose_cure(
         on_progress=task.show.note,
     )  # fmt: skip
     best = choice.best
-    if best == Candidate():
+    if best == Candidate():  # no cure
         return choice, options
-    prefix = "1" if best.sink_cure == "prefix" else ""
-    sinks = best.sink_cure == "sinks"
     return choice, replace(
         options, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
-        rotate_keys=best.keys, prefix=prefix, sinks=sinks,
+        rotate_keys=best.keys, prefix="1" if best.sink_cure == "prefix" else "",
+        sinks=best.sink_cure == "sinks",
     )  # fmt: skip
 
 
@@ -756,7 +772,7 @@ def _apply_cures(
     """
     options, cured = task.options, plain
     done: list[tuple[str, str]] = []
-    if options.turning or options.rotate_inner:
+    if options.turning or options.rotate_inner:  # "identity" where only inner channels are rotated
         task.show.note("rotating")
         cured = surgery.rotate(
             plain, options.turning or "identity", stream=bool(options.rotate),
@@ -792,14 +808,14 @@ def _round_changed(
         WakefulError: a weight is too large for the type.
     """
     if dtype is None or torch.promote_types(dtype, next(cured.parameters()).dtype) == dtype:
-        return []
+        return []  # `dtype` holds all numbers exactly
     originals, has_changed = dict(plain.named_parameters()), False
     type_name = str(dtype).removeprefix("torch.")
     for name, parameter in cured.named_parameters():
         original = originals.get(name)
         if stored_tensor(parameter).dtype == dtype or original is parameter:
             continue
-        if original is not None and torch.equal(original, parameter):
+        if original is not None and torch.equal(original, parameter):  # a copy that did not change
             continue
         rounded = parameter.to(dtype)
         if not rounded.isfinite().all():
@@ -813,16 +829,23 @@ def _round_changed(
 
 
 def _count_learning_tokens(options: CureOptions) -> int:
-    """Count the tokens that choosing and fitting read, after those to verify on."""
-    choosing = NUM_SEARCH_TOKENS if options.for_ else 0
+    """Return how many tokens choosing a cure and fitting sinks read, after those to verify on.
+
+    They read the same tokens, so that the larger number counts.
+    """
+    if options.for_:  # the choice may be sinks
+        return max(NUM_SEARCH_TOKENS, NUM_FIT * FIT_LENGTH)
     if options.prefix not in ("", "bos") or options.sinks:
-        choosing = max(choosing, CHOOSING_TOKENS)
-    return max(choosing, NUM_FIT * FIT_LENGTH) if options.sinks or choosing else 0
+        return max(CHOOSING_TOKENS, NUM_FIT * FIT_LENGTH)
+    return 0
 
 
 def _describe_architecture(loaded: Model, options: CureOptions) -> str:
-    """Return the architecture's name with the cures that the options name in parentheses."""
+    """Return the architecture's name with the cures that the options name in parentheses, such as
+    "llama, cured (hadamard, inner, prefix)".
+    """
     names = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks")
-    parts = [options.rotate, *(n.removeprefix("rotate_") for n in names if getattr(options, n))]
-    done = ", ".join(filter(None, parts))
-    return f"{loaded.architecture}, cured ({done})" if done else loaded.architecture
+    cures = [name.removeprefix("rotate_") for name in names if getattr(options, name)]
+    if options.rotate:
+        cures.insert(0, options.rotate)
+    return f"{loaded.architecture}, cured ({', '.join(cures)})" if cures else loaded.architecture
