@@ -49,25 +49,36 @@ def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress)
     """
     check_lengths(model, lengths)
     prompts = {length: _random_prompt(model, length) for length in lengths}
-    for prompt in prompts.values():
+    for prompt in prompts.values():  # the round that is not measured
         _time_generation(model, prompt)
-    seconds: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
-    for done in range(ROUNDS):
-        progress(done, ROUNDS)
+    prefill_seconds: dict[int, list[float]] = {length: [] for length in lengths}
+    decode_seconds: dict[int, list[float]] = {length: [] for length in lengths}
+    for round_index in range(ROUNDS):
+        progress(round_index, ROUNDS)
         for length, prompt in prompts.items():
-            seconds[length].append(_time_generation(model, prompt))
+            prefill, decode = _time_generation(model, prompt)
+            prefill_seconds[length].append(prefill)
+            decode_seconds[length].append(decode)
     progress(ROUNDS, ROUNDS)
-    keys = tuple(f"round {number}" for number in range(ROUNDS))
-    code = code_of(model.module)
-    speed: list[Score] = []
-    for part, metric_name in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
-        for length in lengths:
-            weights = np.array([timing[part] for timing in seconds[length]])
-            tokens = np.full(ROUNDS, float((length, DECODED_TOKENS)[part]))
-            speed.append(Score(model=model.name, task="speed", metric=metric_name.format(length),
-                               keys=keys, values=tokens, weights=weights, is_cost=True,
-                               implementation=code))  # fmt: skip
-    return [*_measure_sizes(model, max(lengths)), *speed]
+    prefill_scores = [
+        _speed_score(model, f"prefill of {length:,}, tokens/s", length, seconds)
+        for length, seconds in prefill_seconds.items()
+    ]
+    decode_scores = [
+        _speed_score(model, f"decode after {length:,}, tokens/s", DECODED_TOKENS, seconds)
+        for length, seconds in decode_seconds.items()
+    ]
+    return [*_measure_sizes(model, max(lengths)), *prefill_scores, *decode_scores]
+
+
+def _speed_score(model: Model, metric: str, num_tokens: int, seconds: Sequence[float]) -> Score:
+    """Return the score of so many tokens in each round, which took these seconds."""
+    return Score(
+        model=model.name, task="speed", metric=metric,
+        keys=tuple(f"round {index}" for index in range(len(seconds))),
+        values=np.full(len(seconds), float(num_tokens)), weights=np.array(seconds), is_cost=True,
+        implementation=code_of(model.module),
+    )  # fmt: skip
 
 
 def code_of(module: nn.Module) -> str:
@@ -82,43 +93,53 @@ def _random_prompt(model: Model, length: int) -> list[int]:
     """
     decoder = as_decoder(model.module)
     table: Any = model.module.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore[reportCallIssue]
-    largest, generator = min(1000, table.num_embeddings), torch.Generator().manual_seed(0)
-    return torch.randint(largest, (length,), generator=generator).tolist()
+    num_ids, generator = min(1000, table.num_embeddings), torch.Generator().manual_seed(0)
+    return torch.randint(num_ids, (length,), generator=generator).tolist()
 
 
 def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
-    """Return the seconds to the first token, and from it to the last."""
+    """Generate `DECODED_TOKENS` and one token more, and return the seconds to the first token, and
+    from it to the last.
+    """
     tokens = model.generate_ids(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
-    began = time.perf_counter()
+    start = time.perf_counter()
     next(tokens)  # a token on the CPU: the device has finished it
-    first = time.perf_counter()
+    first_token = time.perf_counter()
     for _ in tokens:
         pass
-    return first - began, time.perf_counter() - first
+    return first_token - start, time.perf_counter() - first_token
 
 
-def _num_parameters(module: nn.Module) -> int:
-    """Return the number of parameters, with quantized matrices, which are buffers."""
-    matrices = sum(
-        layer.in_features * layer.out_features + (0 if layer.bias is None else layer.bias.numel())
-        for layer in module.modules()
-        if isinstance(layer, QuantizedLinear)
-    )
-    return matrices + sum(layer.numel() for layer in module.parameters())
+def _count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters, among them the weights and biases of quantized layers, which
+    are buffers.
+    """
+    count = sum(parameter.numel() for parameter in module.parameters())
+    for layer in module.modules():
+        if isinstance(layer, QuantizedLinear):
+            count += layer.in_features * layer.out_features
+            count += 0 if layer.bias is None else layer.bias.numel()
+    return count
 
 
 def _measure_sizes(model: Model, length: int) -> list[Score]:
-    """Return parameters, bytes of weights and, where it can be measured, of the cache."""
+    """Return the scores of a model's size: parameters, bytes of weights and of files, and, where it
+    can be measured, of the cache after a prompt of `length` tokens.
+    """
     code = code_of(model.module)
-    weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
-    cache = _cache_bytes(model, length)
-    figures = {"parameters, M": _num_parameters(model.module) / 1e6, "weights, MB": weights / 1e6}
-    if cache is not None:
-        figures["cache, KB a token"] = cache / length / 1e3
-        figures[f"weights and cache of {length:,} tokens, MB"] = (weights + cache) / 1e6
-    files = _file_bytes(model)
-    if files:
-        figures["files, MB"] = files / 1e6
+    weight_bytes = held_bytes([*model.module.parameters(), *model.module.buffers()])
+    cache_bytes = _cache_bytes(model, length)
+    figures = {
+        "parameters, M": _count_parameters(model.module) / 1e6,
+        "weights, MB": weight_bytes / 1e6,
+    }
+    if cache_bytes is not None:
+        figures["cache, KB a token"] = cache_bytes / length / 1e3
+        total_bytes = weight_bytes + cache_bytes
+        figures[f"weights and cache of {length:,} tokens, MB"] = total_bytes / 1e6
+    file_bytes = _file_bytes(model)
+    if file_bytes:
+        figures["files, MB"] = file_bytes / 1e6
     return [
         Score(model=model.name, task="size", metric=metric, keys=("all",),
               values=np.array([value]), weights=np.ones(1), higher_is_better=False,
@@ -133,24 +154,28 @@ _HELD = ("keys", "values", "conv_states", "recurrent_states")
 
 @torch.inference_mode()
 def _cache_bytes(model: Model, length: int) -> int | None:
-    """Return the bytes of the cache after a prompt: keys, values and states of linear attention.
-
-    None where a layer's cache is of another kind.
+    """Return the bytes of the cache after a prompt of `length` tokens: keys, values and states of
+    linear attention; None where a layer's cache is of another kind.
     """
-    own = as_decoder(model.module)
-    if own is not None:
-        return own.new_cache(1, length).num_bytes
+    decoder = as_decoder(model.module)
+    if decoder is not None:
+        return decoder.new_cache(1, length).num_bytes
     tokens = torch.tensor([_random_prompt(model, length)], device=model.device)
-    past = model.module(input_ids=tokens, use_cache=True)[CACHE]
-    held = [[vars(layer)[name] for name in _HELD if name in vars(layer)] for layer in past.layers]
-    if not all(held):
-        return None
-    parts = [part for arrays in held for entry in arrays
-             for part in (entry.values() if isinstance(entry, dict) else [entry])]  # fmt: skip
-    return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+    cache = model.module(input_ids=tokens, use_cache=True)[CACHE]
+    total = 0
+    for layer in cache.layers:
+        states = [vars(layer)[name] for name in _HELD if name in vars(layer)]
+        if not states:
+            return None
+        for state in states:
+            tensors = state.values() if isinstance(state, dict) else [state]
+            # A state that is not used yet may be None.
+            total += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return total
 
 
 def _file_bytes(model: Model) -> int:
+    """Return the bytes of the files that hold a model's weights; 0 for a model in memory."""
     path = model.path
     if path is None:
         return 0
@@ -160,5 +185,5 @@ def _file_bytes(model: Model) -> int:
     if checkpoint.is_dir():  # beside the weights lies the optimizer's state
         files = checkpoint.glob("model*.safetensors")
     else:
-        files = (file for kind in _WEIGHTS for file in path.glob(kind))
+        files = (file for pattern in _WEIGHTS for file in path.glob(pattern))
     return sum(file.stat().st_size for file in files)

@@ -71,15 +71,19 @@ def read_choices(path: str | Path) -> list[MultipleChoice]:
     """Return the examples of a multiple-choice file.
 
     Raises:
-        WakefulError: as above; a row of none of the forms, or an answer that is not a choice.
+        WakefulError: the file is missing, empty, not UTF-8 or not JSON lines; or a row has none of
+            the forms, or an answer that is not a choice.
     """
     examples: list[MultipleChoice] = []
     for location, row in _read_rows(path):
-        name = "label" if "goal" in row else "answer"
+        answer_field = "label" if "goal" in row else "answer"  # PIQA's name for it, or ours
         context, choices = _read_question(row, location)
-        if name not in row:
-            raise WakefulError(f"{location}: no field {name!r}, the number of the right choice")
-        answer = row[name]
+        if answer_field not in row:
+            raise WakefulError(
+                f"{location}: no field {answer_field!r}, the number of the right choice"
+            )
+        answer = row[answer_field]
+        # A bool is an int too, but no number of a choice.
         if type(answer) is not int or not 0 <= answer < len(choices):
             raise WakefulError(
                 f"{location}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
@@ -89,7 +93,14 @@ def read_choices(path: str | Path) -> list[MultipleChoice]:
 
 
 def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]:
-    """Return a row's context and choices: PIQA's fields, or question or context."""
+    """Return a row's context, as the model reads it, and its choices.
+
+    A row has PIQA's fields goal, sol1 and sol2, or choices with a question, or with a context that
+    a choice continues. `location` names the file and line in errors.
+
+    Raises:
+        WakefulError: a field is missing or is no text.
+    """
     if "goal" in row:
         choices = (_read_field(row, "sol1", location), _read_field(row, "sol2", location))
         return f"Question: {_read_field(row, 'goal', location)}\nAnswer:", choices
@@ -103,14 +114,17 @@ def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, 
     if not isinstance(listed, list) or len(listed) < 2:
         raise WakefulError(f"{location}: choices must be a list of at least two texts")
     choices = tuple(
-        _check_examples_text(choice, location, f"choices[{n}]") for n, choice in enumerate(listed)
+        _check_examples_text(choice, location, f"choices[{index}]")
+        for index, choice in enumerate(listed)
     )
-    text = _read_field(row, names[0], location)
-    return (f"Question: {text}\nAnswer:" if names == ["question"] else text), choices
+    context = _read_field(row, names[0], location)
+    if names == ["question"]:
+        context = f"Question: {context}\nAnswer:"
+    return context, choices
 
 
 def _read_field(row: dict[str, Any], name: str, location: str) -> str:
-    """Return a text field of a row."""
+    """Return a text field of a row; raise `WakefulError` if it is missing, empty or no text."""
     if name not in row:
         raise WakefulError(
             f"{location}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"

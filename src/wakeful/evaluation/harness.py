@@ -57,12 +57,15 @@ class HarnessModel(_HFLM):
     ) -> None:
         """Make lm-eval's adapter of a model.
 
-        Rows run one by one where padding would change a quantized layer's scale, else `batch_size`
-        at a time.
+        Texts run `batch_size` at a time, or one by one where padding would change a quantized
+        layer's scale. With `bos`, BOS stands before every context; `progress` is called with the
+        number of texts that were run.
         """
-        alone = any(layer.depends_on_padding for layer in quantized_layers(loaded.module).values())
+        quantized = quantized_layers(loaded.module).values()
+        padding_matters = any(layer.depends_on_padding for layer in quantized)
         model: Any = loaded.module
-        if (decoder := as_decoder(loaded.module)) is not None:
+        decoder = as_decoder(loaded.module)
+        if decoder is not None:
             model = as_transformers(decoder)
             model.generation_config.eos_token_id = sorted(loaded.ends)
         with quiet(), _keep_head_untied(model):
@@ -70,38 +73,51 @@ class HarnessModel(_HFLM):
                 pretrained=model,
                 tokenizer=_tokenizer_of(loaded),
                 backend="causal",
-                batch_size=1 if alone else batch_size,
+                batch_size=1 if padding_matters else batch_size,
                 max_length=loaded.context,
                 softmax_dtype=torch.float32,
                 add_bos_token=False,
                 prefix_token_id=loaded.bos,
             )
         self._loaded = loaded
-        self._first = [loaded.bos] if bos and loaded.bos is not None else []
+        self._bos_tokens = [loaded.bos] if bos and loaded.bos is not None else []
         self._progress = progress
-        self._rows = 0
+        self._num_rows_run = 0
 
     def tok_encode(self, string: str, *_: object, **__: object) -> list[int]:
-        """Return a text's own tokens."""
+        """Return a text's own tokens, without BOS or an end; lm-eval's other arguments are for
+        those.
+        """
         return self._loaded.encode_plain(string)
 
     def tok_batch_encode(
         self, strings: Sequence[str], *_: object, left_truncate_len: int, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Return prompts' tokens after BOS, padded on the left, and where they are."""
-        encoded = [[*self._first, *self.tok_encode(text)] for text in strings]
+        """Return the token ids of prompts, after BOS if it is on, padded on the left to one length,
+        and the mask of the tokens that are not padding.
+
+        Of a prompt longer than `left_truncate_len` the end is kept; an empty one becomes the
+        model's BOS.
+        """
+        encoded = [[*self._bos_tokens, *self.tok_encode(text)] for text in strings]
         rows = [(row or [self.prefix_token_id])[-left_truncate_len:] for row in encoded]
         padded = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         return padded["input_ids"], padded["attention_mask"]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        before, after = super()._encode_pair(context, continuation)
-        return [*self._first, *before], after
+        """Return the tokens of a context, after BOS if it is on, and those of its continuation."""
+        context_tokens, continuation_tokens = super()._encode_pair(context, continuation)
+        return [*self._bos_tokens, *context_tokens], continuation_tokens
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], *rest: Any, **named: Any
     ) -> list[tuple[float, bool]]:
-        """Check that every answer fits the context; then as lm-eval does."""
+        """Return each answer's log-likelihood, and whether greedy decoding gives it, as lm-eval
+        computes them.
+
+        Raises:
+            WakefulError: an answer does not fit the model's context, or has no token before it.
+        """
         for _, context, answer in requests:
             if not context or not 0 < len(answer) <= self.max_length:
                 raise WakefulError(
@@ -111,10 +127,11 @@ class HarnessModel(_HFLM):
         return super()._loglikelihood_tokens(requests, *rest, **named)
 
     def _model_call(self, inps: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return the logits of token ids; raise `WakefulError` if one is NaN or infinite."""
         with torch.inference_mode():
             logits = check_logits(logits_of(self._loaded.module, inps))
-        self._rows += len(inps)
-        self._progress(self._rows, 0)
+        self._num_rows_run += len(inps)
+        self._progress(self._num_rows_run, 0)  # lm-eval does not tell how many there will be
         return logits
 
 
@@ -151,68 +168,78 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
         results: Any = evaluate(harness, requested, limit=limit or None, bootstrap_iters=0)
     scores: list[Score] = []
     for task, samples in results["samples"].items():
-        better = results["higher_is_better"].get(task, {})
-        for (metric, filtered), figure in _figures(results["results"][task]).items():
-            rows = [sample for sample in samples if sample["filter"] == filtered]
-            rising = better.get(metric)
-            values, weights, keys = _examples(metric, rows, figure)
+        directions = results["higher_is_better"].get(task, {})
+        for (metric, filter_name), figure in _read_figures(results["results"][task]).items():
+            rows = [sample for sample in samples if sample["filter"] == filter_name]
+            higher_is_better = directions.get(metric)
+            if higher_is_better is None:  # the task does not say it
+                higher_is_better = metric not in _LOWER
+            values, weights, keys = _example_values(metric, rows, figure)
             per_example = len(keys) == len(rows)  # otherwise the figure is lm-eval's own
             scores.append(
                 Score(
                     model=name,
                     task=task,
-                    metric=_title(metric, filtered),
+                    metric=_metric_title(metric, filter_name),
                     keys=keys,
                     values=values,
                     weights=weights,
                     exponential=metric in _PERPLEXITIES and per_example,
-                    higher_is_better=metric not in _LOWER if rising is None else rising,
+                    higher_is_better=higher_is_better,
                     shots=results["n-shot"][task],
                 )
             )
-    groups = [
-        score
-        for group in tasks.groups.values()
-        for score in _group_scores(group, _figures(results["results"].get(group.name, {})), scores)
-    ]
-    return _with_groups([*groups, *scores], tasks)
+    group_scores: list[Score] = []
+    for group in tasks.groups.values():
+        figures = _read_figures(results["results"].get(group.name, {}))
+        group_scores += _group_scores(group, figures, scores)
+    return _assign_to_groups([*group_scores, *scores], tasks)
 
 
-def _title(metric: str, filtered: str) -> str:
-    """Return what a metric of lm-eval after one of its filters is called."""
-    return metric if filtered == "none" else f"{metric} ({filtered})"
+def _metric_title(metric: str, filter_name: str) -> str:
+    """Return the title of a metric of lm-eval after one of its filters, "none" for none."""
+    return metric if filter_name == "none" else f"{metric} ({filter_name})"
 
 
-def _figures(metrics: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """Return lm-eval's figures of a task or group, by metric and filter."""
-    split = {key: key.partition(",") for key in metrics}
-    return {
-        (metric, filtered): metrics[key]
-        for key, (metric, _, filtered) in split.items()
-        if filtered and not metric.endswith("_stderr") and isinstance(metrics[key], float | int)
-    }
+def _read_figures(metrics: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return lm-eval's figures of a task or group, by metric and filter.
+
+    `metrics` has them by "METRIC,FILTER", with standard errors and other facts beside them.
+    """
+    figures: dict[tuple[str, str], float] = {}
+    for key, value in metrics.items():
+        metric, _, filter_name = key.partition(",")
+        is_error = metric.endswith("_stderr")
+        if filter_name and not is_error and isinstance(value, float | int):
+            figures[metric, filter_name] = value
+    return figures
 
 
-def _examples(
+def _example_values(
     metric: str, rows: Sequence[dict[str, Any]], figure: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return values, weights and keys of examples whose ratio is lm-eval's own figure.
+    """Return the values, weights and keys of examples such that Σ values / Σ weights, or e to it
+    for a perplexity, is lm-eval's own `figure`.
 
-    Where no ratio of them is, its figure stands alone.
+    If lm-eval computes it in another way, the figure stands alone: as one example "all".
     """
-    pairs = [_pair(metric, row[metric]) for row in rows if metric in row]
+    pairs = [_value_and_weight(metric, row[metric]) for row in rows if metric in row]
     if len(pairs) == len(rows) > 0 and None not in pairs:
         values, weights = np.array(pairs, dtype=np.float64).T
         ratio = values.sum() / weights.sum()
-        value = math.exp(ratio) if metric in _PERPLEXITIES else ratio
-        if math.isclose(figure, value, rel_tol=1e-6):
+        computed = math.exp(ratio) if metric in _PERPLEXITIES else ratio
+        if math.isclose(figure, computed, rel_tol=1e-6):
             keys = (f"{row['doc_hash'][:12]}-{row['target_hash'][:4]}" for row in rows)
             return values, weights, tuple(keys)
     return np.array([figure]), np.ones(1), ("all",)
 
 
-def _pair(metric: str, value: Any) -> tuple[float, float] | None:
-    """Return an example's value and weight, nats for a perplexity; None if it is not a number."""
+def _value_and_weight(metric: str, value: Any) -> tuple[float, float] | None:
+    """Return an example's value and weight from lm-eval's number or pair; None for anything else.
+
+    Of a perplexity and of bits per byte lm-eval has the log-likelihood: that becomes a loss in
+    nats, or in bits.
+    """
     pair = value if isinstance(value, tuple | list) else (value, 1.0)
     if len(pair) != 2 or not all(isinstance(part, float | int | np.number) for part in pair):
         return None
@@ -225,19 +252,22 @@ def _pair(metric: str, value: Any) -> tuple[float, float] | None:
 def _group_scores(
     group: Group, figures: Mapping[tuple[str, str], float], scores: Sequence[Score]
 ) -> Iterator[Score]:
-    """Yield a group's figures as lm-eval aggregates them, over all examples of its tasks.
+    """Yield a group's scores as lm-eval aggregates them, over all examples of its tasks.
 
-    Where the weighted mean of the tasks' figures is not lm-eval's, its figure stands alone.
+    `figures` are lm-eval's own, by metric and filter, and `scores` those of all tasks. Where the
+    weighted mean of the tasks' figures is not lm-eval's, its figure stands alone.
     """
-    names = {task.task_name for task in group.get_all_tasks()}
-    for (metric, filtered), figure in figures.items():
-        title = _title(metric, filtered)
-        parts = [score for score in scores if score.task in names and score.metric == title]
-        by_size = [
-            listed.weight_by_size
-            for listed in group.aggregate_metric_list or ()
-            if listed.metric == metric and filtered in (listed.filter_list or [filtered])
-        ][-1]
+    task_names = {task.task_name for task in group.get_all_tasks()}
+    for (metric, filter_name), figure in figures.items():
+        title = _metric_title(metric, filter_name)
+        parts = [score for score in scores if score.task in task_names and score.metric == title]
+        weights_by_size = [
+            aggregation.weight_by_size
+            for aggregation in group.aggregate_metric_list or ()
+            if aggregation.metric == metric
+            and filter_name in (aggregation.filter_list or [filter_name])
+        ]
+        by_size = weights_by_size[-1]  # the last that is listed counts
         sizes = [len(score.keys) if by_size else 1 for score in parts]
         shares = [size / sum(sizes) for size in sizes]
         score = combine_scores(parts, shares, group.name) if can_combine(parts) else None
@@ -249,18 +279,19 @@ def _group_scores(
         yield score
 
 
-def _with_groups(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
+def _assign_to_groups(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
     """Return the scores, with `part_of` set for tasks that were not requested by name and belong to
     a group with a score of its own.
     """
-    aggregated = {score.task for score in scores} & tasks.groups.keys()
-    part_of: dict[str, str] = {}
-    for name in (name for name in tasks.groups if name in aggregated):
-        group = tasks.groups[name]
-        inside = [task.task_name for task in group.get_all_tasks()]
-        for part in {
-            *inside,
-            *(group_part.name for group_part in group.get_all_groups()),
-        } - tasks.named:
-            part_of.setdefault(part, name)
-    return [dataclasses.replace(score, part_of=part_of.get(score.task, "")) for score in scores]
+    scored_names = {score.task for score in scores}
+    group_by_part: dict[str, str] = {}
+    for name, group in tasks.groups.items():
+        if name not in scored_names:
+            continue
+        parts = {task.task_name for task in group.get_all_tasks()}
+        parts |= {subgroup.name for subgroup in group.get_all_groups()}
+        for part in parts - tasks.named:
+            group_by_part.setdefault(part, name)  # the first group that has it
+    return [
+        dataclasses.replace(score, part_of=group_by_part.get(score.task, "")) for score in scores
+    ]

@@ -61,6 +61,9 @@ class EvaluateOptions(ReadingOptions):
     )
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if options are out of range or contradict each other, or two texts
+        or tasks have one name.
+        """
         super().__post_init__()
         stems = [Path(text).stem for text in self.texts]
         for stem in stems:
@@ -75,15 +78,15 @@ class EvaluateOptions(ReadingOptions):
             raise WakefulError(
                 f"stride = {self.stride} must be between 1 and the length, {self.length}"
             )
-        named = [with_shots(task)[0] for task in self.tasks]
-        if len(set(named)) < len(named):
+        task_names = [with_shots(task)[0] for task in self.tasks]
+        if len(set(task_names)) < len(task_names):
             raise WakefulError(f"tasks = {self.tasks}: each once, with one number of shots")
-        named += [name for name in ("lambada", "choices") if getattr(self, name)]
-        both = {*stems} & {*named}
-        if both:
+        task_names += [name for name in ("lambada", "choices") if getattr(self, name)]
+        common_names = {*stems} & {*task_names}
+        if common_names:
             raise WakefulError(
-                f"a text is called {min(both)}, and so is a task: figures go by that name, so "
-                "rename the text"
+                f"a text is called {min(common_names)}, and so is a task: figures go by that name, "
+                "so rename the text"
             )
 
     @property

@@ -51,57 +51,58 @@ def measure_perplexity(
     batch_size: int = 4,
     progress: OnProgress = ignore_progress,
 ) -> list[Score]:
-    """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
+    """Return the scores of a model on a text: its perplexity and its bits per byte, by windows of
+    `length` tokens.
 
-    Windows start every `stride` tokens, at most `length`; of `num_sequences` windows at most, 0 for
-    all. Bits per byte need a tokenizer that knows each token's part of the text. A synthetic task
-    is read by its validation windows, and has its loss minus the task's entropy instead.
+    A window starts every `stride` tokens, and each token is counted in the first window that
+    predicts it. At most `num_sequences` windows are read, 0 for all. Bits per byte need a tokenizer
+    that knows each token's part of the text. A synthetic task is read by its validation windows,
+    and has its loss minus the task's entropy instead.
 
     Raises:
-        WakefulError: a text of fewer than 2 tokens, a window past the model's context, no BOS
-            where one is asked for, or a model whose likelihoods mean nothing.
+        WakefulError: a text of fewer than 2 tokens, a window past the model's context, a stride
+            above the length, no BOS where one is asked for, or a model whose likelihoods mean
+            nothing.
     """
     check_likelihoods(loaded.name, loaded.module)
     check_readable_length(loaded, length, bos=bos)
     if not 1 <= stride <= length:
         raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
-    source = as_evaluation_data(text)
-    cut = source.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
-    keys = tuple(_key(window) for window in cut)
-    nats = np.zeros(len(cut))
-    progress(0, len(cut))
-    for start in range(0, len(cut), batch_size):
-        batch = cut[start : start + batch_size]
+    data = as_evaluation_data(text)
+    windows = data.windows(
+        loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos
+    )
+    keys = tuple(_window_key(window) for window in windows)
+    nats = np.zeros(len(windows))
+    progress(0, len(windows))
+    for start in range(0, len(windows), batch_size):
+        batch = windows[start : start + batch_size]
         nats[start : start + len(batch)] = _negative_log_likelihoods(loaded, batch)
-        progress(start + len(batch), len(cut))
-    counts = np.array([part.counted for part in cut], float)
-    scores = [
-        Score(
-            model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,
-            weights=counts, exponential=True, higher_is_better=False,
-        )
-    ]  # fmt: skip
-    return scores + source.scores(scores[0], cut)
+        progress(start + len(batch), len(windows))
+    counts = np.array([window.counted for window in windows], float)
+    perplexity = Score(
+        model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,
+        weights=counts, exponential=True, higher_is_better=False,
+    )  # fmt: skip
+    return [perplexity, *data.scores(perplexity, windows)]
 
 
 @torch.inference_mode()
 def _negative_log_likelihoods(loaded: Model, batch: list[Window]) -> np.ndarray:
-    """Return each window's summed loss in nats.
+    """Return each window's loss in nats, summed over its counted targets.
 
-    Windows of equal length run together: padding would change a quantized layer's scale.
+    Only neighbors of equal length run together: padding would change a quantized layer's scale.
     """
     losses: list[np.ndarray] = []
-    for _, alike in itertools.groupby(batch, lambda window: len(window.inputs)):
-        rows = [(window.inputs, window.targets) for window in alike]
-        inputs, targets = (torch.tensor(part) for part in zip(*rows, strict=True))
-        likelihoods = log_likelihoods(
-            loaded.module, inputs.to(loaded.device), targets.to(loaded.device)
-        )
-        losses.append(-likelihoods.sum(1).numpy())
+    for _, group in itertools.groupby(batch, lambda window: len(window.inputs)):
+        windows = list(group)
+        inputs = torch.tensor([window.inputs for window in windows], device=loaded.device)
+        targets = torch.tensor([window.targets for window in windows], device=loaded.device)
+        losses.append(-log_likelihoods(loaded.module, inputs, targets).sum(1).numpy())
     return np.concatenate(losses)
 
 
-def _key(window: Window) -> str:
+def _window_key(window: Window) -> str:
     content = np.array([*window.inputs, *window.targets], dtype=np.int64).tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -113,24 +114,26 @@ _ROWS = 512
 def log_likelihoods(
     model: nn.Module, inputs: Int[Tensor, "B L"], targets: Int[Tensor, "B L"]
 ) -> Float[Tensor, "B L"]:
-    """Return log p(target | inputs up to it) in nats.
+    """Return log p(target | inputs up to it) in nats, as a float64 tensor on the CPU; 0 for a
+    target of −100, which is not counted.
 
-    A target of −100 is not counted: 0. Rows may be padded at their end with any token, which no
-    causal model's earlier positions see. In float32, or float64 where the model is; the answers are
-    on the CPU.
+    It is computed in float32, or float64 where the model is. Rows may be padded at their end with
+    any token, which no causal model's earlier positions see.
 
     Raises:
         WakefulError: a logit is NaN or infinite.
     """
     likelihoods = torch.zeros(targets.shape, dtype=torch.float64)
     states, head = states_of(model, inputs)
-    if isinstance(head, QuantizedLinear) and head.depends_on_padding:  # one scale for all
+    if isinstance(head, QuantizedLinear) and head.depends_on_padding:
+        # Its scale is that of all positions: the head cannot be run on some of them at a time.
         states, head = head(states), nn.Identity()
     states, flat_targets = states.flatten(0, 1), targets.flatten()
-    for rows in (flat_targets != IGNORED).nonzero().flatten().split(_ROWS):
-        logits = widened(check_logits(head(states[rows])))
-        chosen = logits.gather(1, flat_targets[rows, None])[:, 0] - logits.logsumexp(1)
-        likelihoods.view(-1)[rows.cpu()] = chosen.cpu().double()
+    for positions in (flat_targets != IGNORED).nonzero().flatten().split(_ROWS):
+        logits = widened(check_logits(head(states[positions])))
+        target_logits = logits.gather(1, flat_targets[positions, None])[:, 0]
+        log_probabilities = target_logits - logits.logsumexp(1)
+        likelihoods.view(-1)[positions.cpu()] = log_probabilities.cpu().double()
     return likelihoods
 
 

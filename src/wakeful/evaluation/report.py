@@ -55,57 +55,57 @@ def evaluation_report(
 ) -> Report:
     """Return the report of models' scores.
 
-    `sources` are the names by which models were loaded and `reading` the flags by which the text
-    was read: the suggested command repeats them.
+    `method` holds the rows of the section on how it was measured. `sources` are the names by which
+    models were loaded and `reading` the flags by which the text was read: the suggested command
+    repeats them.
     """
     names = list(dict.fromkeys(score.model for score in scores))
     measures = _group_by_measure(scores)
     rows = [
-        [Cell(title, under=[_better(by_model)]),
+        [Cell(measure, under=[_describe_direction(by_model)]),
          *(_score_cell(by_model.get(name), by_model.get(names[0])) for name in names)]
-        for title, by_model in measures.items()
+        for measure, by_model in measures.items()
     ]  # fmt: skip
-    paired = any(cell.under for row in rows for cell in row[1:])
+    has_differences = any(cell.under for row in rows for cell in row[1:])
     table = Table(["measure", *names], rows, "Figures", colored=True)
-    below = sharper = ""
-    if paired:
-        below = (
+    difference_note = pairing_note = ""
+    if has_differences:
+        difference_note = (
             f" Below each figure, its difference to that of {names[0]} on the same examples, with "
             "the interval of the paired difference; of perplexities it is that of the losses, in "
             "nats per token."
         )
-        sharper = " Paired differences are sharper: two bars that overlap can still differ."
-    measured = dict.fromkeys(score.metric for score in _visible(scores))
+        pairing_note = " Paired differences are sharper: two bars that overlap can still differ."
+    metrics = dict.fromkeys(score.metric for score in _visible(scores))
     sections = [
         Section("Figures", [
             table, Text(f"± is the {INTERVAL}, and so is what stands in parentheses; of a speed, "
-                        f"one standard error over rounds.{below}", "note"),
-            terms((metric, _TERM.sub("_", metric)) for metric in measured),
+                        f"one standard error over rounds.{difference_note}", "note"),
+            terms((metric, _TERM.sub("_", metric)) for metric in metrics),
         ], brief=True),
     ]  # fmt: skip
     if len(names) > 1:
-        titles = {f"{title}, {_better(by_model)}": by_model for title, by_model in measures.items()}
-        charts = [
-            Chart(heading, partial(_draw_intervals, by_model, names), heading)
-            for heading, by_model in titles.items()
-        ]
-        note = Text(f"Bars are 95% confidence intervals of each model alone.{sharper}", "note")
+        charts: list[Chart] = []
+        for measure, by_model in measures.items():
+            heading = f"{measure}, {_describe_direction(by_model)}"
+            charts.append(Chart(heading, partial(_draw_intervals, by_model, names), heading))
+        note = Text(f"Bars are 95% confidence intervals of each model alone.{pairing_note}", "note")
         sections.append(Section("Side by side", [note, SideBySide(charts)]))
     command = " ".join(filter(None, ["wakeful diagnose", shlex.join(sources or names), reading]))
     step = NextStep("see where attention and channels are wasted", command)
     return Report(title, score_headlines(scores), [step], [*sections, method_section(method or {})])
 
 
-Found = Mapping[str, Score]
-"""A measure's score of each model, by name."""
+ScoreByModel = Mapping[str, Score]
+"""A measure's score of each model, by the model's name."""
 
 
-def _better(by_model: Found) -> str:
+def _describe_direction(by_model: ScoreByModel) -> str:
     higher = any(score.higher_is_better for score in by_model.values())
     return f"{'higher' if higher else 'lower'} is better"
 
 
-def _with_interval(score: Score) -> str:
+def _format_score(score: Score) -> str:
     """Format a score: a cost with its standard error over rounds of timing, any other score with
     its 95% interval over examples.
     """
@@ -117,26 +117,32 @@ def _with_interval(score: Score) -> str:
 
 
 def _score_cell(score: Score | None, first: Score | None) -> Cell:
-    """Return a score and, below it, its difference from the first model's, or their ratio."""
+    """Return a score and, below it, its paired difference from the first model's, or for a cost
+    their ratio; a dash for a model without this score.
+    """
     if score is None:
         return Cell("–")
-    value = _with_interval(score)
+    value = _format_score(score)
     if first is None or score is first:
         return Cell(value)
     if score.is_cost:
-        differ = score.implementation != first.implementation
-        return Cell(value, under=[f"×{_times(score, first, 3)}{', two implementations' * differ}"])
+        ratio = f"×{_format_ratio(score, first, 3)}"
+        if score.implementation != first.implementation:
+            ratio += ", two implementations"
+        return Cell(value, under=[ratio])
     paired = paired_difference(score, first)
-    if paired is None:
+    if paired is None:  # measured on other examples
         return Cell(value)
     unit = " nats" if score.exponential else ""
     return Cell(value, under=[format_interval(*paired, len(score.keys), "+") + unit])
 
 
-def _times(score: Score, first: Score, digits: int) -> str:
-    """Return a cost as a ratio to the first model's; one with rounds has their error."""
-    times, error = score_ratio(score, first)
-    return f"{times:.{digits}f}" if math.isnan(error) else format_estimate(times, error)
+def _format_ratio(score: Score, first: Score, digits: int) -> str:
+    """Return a cost as a ratio to the first model's: with its standard error where it was measured
+    in several rounds, else with so many decimals.
+    """
+    ratio, error = score_ratio(score, first)
+    return f"{ratio:.{digits}f}" if math.isnan(error) else format_estimate(ratio, error)
 
 
 def _group_by_measure(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
@@ -151,23 +157,20 @@ def _visible(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if not score.part_of]
 
 
-def _draw_intervals(by_model: Found, names: Sequence[str]) -> Drawing | None:
-    """Draw every model's figure and its 95% confidence interval."""
-    points = [
-        {
-            "model": s.model,
-            "figure": s.figure,
-            "low": finite_or_none(low),
-            "high": finite_or_none(high),
-        }
-        for s in by_model.values()
-        for low, high in (s.interval,)
-        if math.isfinite(s.figure)
-    ]
+def _draw_intervals(by_model: ScoreByModel, names: Sequence[str]) -> Drawing | None:
+    """Draw every model's figure and its 95% confidence interval; None if no figure is finite.
+
+    `names` are all models of the report, which have the same colors in every chart.
+    """
+    points: list[dict[str, Any]] = []
+    for score in by_model.values():
+        if math.isfinite(score.figure):
+            low, high = map(finite_or_none, score.interval)
+            points.append({"model": score.model, "figure": score.figure, "low": low, "high": high})
     if not points:
         return None
-    ends = {"low": pl.Float64, "high": pl.Float64}
-    frame = pl.DataFrame(points, schema_overrides=ends)
+    # All ends may be None, which has no type.
+    frame = pl.DataFrame(points, schema_overrides={"low": pl.Float64, "high": pl.Float64})
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     return draw_intervals(
@@ -178,116 +181,145 @@ def _draw_intervals(by_model: Found, names: Sequence[str]) -> Drawing | None:
 
 
 def score_headlines(scores: Sequence[Score]) -> list[str]:
-    """Return a sentence for each model: where it is better or worse than the first."""
+    """Return sentences on each model: where it is better or worse than the first, and its costs as
+    ratios to that one's. A single model's figures are listed.
+    """
     scores = _visible(scores)
     names = list(dict.fromkeys(score.model for score in scores))
     if len(names) == 1:
-        reached = [
-            f"{title} {_with_interval(score)}"
+        figures = [
+            f"{title} {_format_score(score)}"
             for title, by_model in _group_by_measure(scores).items() for score in by_model.values()
         ]  # fmt: skip
-        return [f"{names[0]} reaches {listed(reached)}."]
-    first = {(score.task, score.metric): score for score in scores if score.model == names[0]}
-    sentences = []
-    for name in names[1:]:
-        titles_by_verdict: dict[str, list[str]] = {}
-        ratios: list[str] = []
-        for score in scores:
-            baseline = first.get((score.task, score.metric))
-            if score.model != name or baseline is None:
-                continue
-            if score.is_cost:
-                cost = score.metric.rpartition(", ")[0]
-                ratios.append(f"{cost} {_times(score, baseline, 2)}")
-            elif side := _compare_with_baseline(score, baseline, scores):
-                titles_by_verdict.setdefault(side, []).append(score.title)
-        clauses = [f"{side} {listed(measures)}" for side, measures in titles_by_verdict.items()]
-        if not all(score.is_cost for score in scores):
-            clauses = clauses or ["not measured on the same examples"]
-            sentences.append(f"Against {names[0]}, {name} is {'; '.join(clauses)}.")
-        if ratios:
-            sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
-        codes = {
-            model: next(
-                (s.implementation for s in scores if s.model == model and s.implementation), ""
-            )
-            for model in (names[0], name)
-        }
-        if len({*codes.values()}) > 1:
-            pair = " and ".join(f"{model} in {code}" for model, code in codes.items())
-            sentences.append(f"Cache and speed compare two implementations: {pair}.")
+        return [f"{names[0]} reaches {listed(figures)}."]
+    return [sentence for name in names[1:] for sentence in _compare_models(name, names[0], scores)]
+
+
+def _compare_models(name: str, first_name: str, scores: Sequence[Score]) -> list[str]:
+    """Return sentences that compare a model with the first one, by the scores of both."""
+    first = {(score.task, score.metric): score for score in scores if score.model == first_name}
+    titles_by_verdict: dict[str, list[str]] = {}
+    ratios: list[str] = []
+    for score in scores:
+        baseline = first.get((score.task, score.metric))
+        if score.model != name or baseline is None:
+            continue
+        if score.is_cost:
+            metric_without_unit = score.metric.rpartition(", ")[0]
+            ratios.append(f"{metric_without_unit} {_format_ratio(score, baseline, 2)}")
+            continue
+        verdict = _compare_with_baseline(score, baseline, scores)
+        if verdict:
+            titles_by_verdict.setdefault(verdict, []).append(score.title)
+    sentences: list[str] = []
+    if not all(score.is_cost for score in scores):
+        clauses = [f"{verdict} {listed(titles)}" for verdict, titles in titles_by_verdict.items()]
+        clauses = clauses or ["not measured on the same examples"]
+        sentences.append(f"Against {first_name}, {name} is {'; '.join(clauses)}.")
+    if ratios:
+        sentences.append(f"As ratios to {first_name}, {name} has {listed(ratios)}.")
+    first_code, code = _implementation(first_name, scores), _implementation(name, scores)
+    if first_code != code:
+        sentences.append(
+            "Cache and speed compare two implementations: "
+            f"{first_name} in {first_code} and {name} in {code}."
+        )
     return sentences
 
 
-def _compare_with_baseline(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
-    """Return "better in", "worse in" or "not significantly different in" for a score.
+def _implementation(model: str, scores: Sequence[Score]) -> str:
+    """Return the code that a model's speed was measured with; "" if it was not measured."""
+    return next(
+        (score.implementation for score in scores if score.model == model and score.implementation),
+        "",
+    )
 
-    The interval of the paired difference from the baseline decides; without pairs the text is "".
-    Perplexity and bits per byte are compared by the loss of the same model and text, which is
-    searched in `scores`.
+
+def _compare_with_baseline(score: Score, baseline: Score, scores: Sequence[Score]) -> str:
+    """Return "better in", "worse in" or the like for a score, by the 95% interval of its paired
+    difference from the baseline; "" if the two are of different examples.
+
+    Bits per byte and a loss over the task's own are compared by the perplexity of the same model
+    and text, which is looked up in `scores`: only that is paired.
     """
     if score.metric in _OF_LOSSES:
-        losses = {
-            loss.model: loss for loss in scores if loss.task == score.task and loss.exponential
+        perplexities = {
+            other.model: other for other in scores if other.task == score.task and other.exponential
         }
-        score, baseline = losses.get(score.model, score), losses.get(baseline.model, baseline)
+        score = perplexities.get(score.model, score)
+        baseline = perplexities.get(baseline.model, baseline)
     paired = paired_difference(score, baseline)
     if paired is None:
         return ""
-    gap, error = paired
+    difference, error = paired
     if not math.isfinite(error):
         return "not judged, without a standard error, in"
-    if abs(gap) <= interval_half_width(error, len(score.keys)):
+    if abs(difference) <= interval_half_width(error, len(score.keys)):
         return "not significantly different in"
-    return "better in" if (gap > 0) == score.higher_is_better else "worse in"
+    is_higher = difference > 0
+    return "better in" if is_higher == score.higher_is_better else "worse in"
 
 
 def evaluation_summary(
     names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return every model's scores, paired differences to the first model's, ratios of costs."""
+    """Return, for summary.json, every model's scores, the paired differences from the first model's
+    and the ratios of costs to the first model's. A number that is not finite is None.
+
+    `names` holds each model's architecture, by the model's name.
+    """
     first = next(iter(names))
-    baseline = {(s.task, s.metric): s for s in scores if s.model == first}
-    pairs = [
-        (score, reference)
-        for score in scores
-        if (reference := baseline.get((score.task, score.metric))) and reference is not score
+    baselines = {(score.task, score.metric): score for score in scores if score.model == first}
+    differences: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
+    for score in scores:
+        baseline = baselines.get((score.task, score.metric))
+        if baseline is None or baseline is score:
+            continue
+        if score.is_cost:
+            ratio, error = score_ratio(score, baseline)
+            ratios.append({
+                "model": score.model, "baseline": first, "metric": score.metric,
+                "ratio": finite_or_none(ratio), "standard_error": finite_or_none(error),
+            })  # fmt: skip
+            continue
+        paired = paired_difference(score, baseline)
+        if paired is not None:
+            low, high = confidence_interval(*paired, len(score.keys))
+            unit = {"unit": "nats per token"} if score.exponential else {}
+            differences.append({
+                "model": score.model, "baseline": first, "task": score.task,
+                "metric": score.metric, "difference": finite_or_none(paired[0]),
+                "standard_error": finite_or_none(paired[1]), "low": finite_or_none(low),
+                "high": finite_or_none(high), **unit,
+            })  # fmt: skip
+    models = [
+        {
+            "model": name,
+            "architecture": architecture,
+            "scores": [_score_figures(score) for score in scores if score.model == name],
+        }
+        for name, architecture in names.items()
     ]
     return {
-        "models": [
-            {
-                "model": name,
-                "architecture": kind,
-                "scores": [
-                    {"task": s.task, "metric": s.metric, "value": finite_or_none(s.figure),
-                     "standard_error": finite_or_none(s.error),
-                     "low": finite_or_none(s.interval[0]), "high": finite_or_none(s.interval[1]),
-                     "examples": len(s.keys), "shots": s.shots,
-                     "higher_is_better": s.higher_is_better}
-                    | ({"part_of": s.part_of} if s.part_of else {})
-                    | ({"implementation": s.implementation} if s.implementation else {})
-                    for s in scores if s.model == name
-                ],
-            }
-            for name, kind in names.items()
-        ],
-        "differences": [
-            {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
-             "difference": finite_or_none(paired[0]), "standard_error": finite_or_none(paired[1]),
-             "low": finite_or_none(low), "high": finite_or_none(high)}
-            | ({"unit": "nats per token"} if score.exponential else {})
-            for score, reference in pairs
-            if not score.is_cost and (paired := paired_difference(score, reference))
-            for low, high in [confidence_interval(*paired, len(score.keys))]
-        ],
-        "ratios": [
-            {"model": score.model, "baseline": first, "metric": score.metric,
-             "ratio": finite_or_none(times), "standard_error": finite_or_none(error)}
-            for score, reference in pairs if score.is_cost
-            for times, error in [score_ratio(score, reference)]
-        ],
-        "method": dict(method),
+        "models": models, "differences": differences, "ratios": ratios, "method": dict(method),
     }  # fmt: skip
+
+
+def _score_figures(score: Score) -> dict[str, Any]:
+    """Return a score for summary.json, with its standard error and 95% confidence interval."""
+    low, high = score.interval
+    figures: dict[str, Any] = {
+        "task": score.task, "metric": score.metric, "value": finite_or_none(score.figure),
+        "standard_error": finite_or_none(score.error), "low": finite_or_none(low),
+        "high": finite_or_none(high), "examples": len(score.keys), "shots": score.shots,
+        "higher_is_better": score.higher_is_better,
+    }  # fmt: skip
+    if score.part_of:
+        figures["part_of"] = score.part_of
+    if score.implementation:
+        figures["implementation"] = score.implementation
+    return figures
 
 
 def method_of(
@@ -358,12 +390,14 @@ def _describe_task(source: str, task_scores: Sequence[Score]) -> str:
     """Return a task's source, number of examples and few-shot setting, as text."""
     largest = max(task_scores, key=lambda score: len(score.keys))
     parts = [source]
-    if largest.keys != ("all",):
+    if largest.keys != ("all",):  # which stands for a figure without its examples
         parts.append(f"{len(largest.keys):,} examples")
-    if largest.shots is None:
+    if largest.shots is None:  # a group whose tasks differ in it
         parts.append("solved ones before each, as many as its task shows")
+    elif largest.shots > 1:
+        parts.append(f"{largest.shots} solved ones before each")
     elif largest.shots:
-        parts.append(f"{largest.shots} solved one{'s' * (largest.shots > 1)} before each")
+        parts.append("1 solved one before each")
     else:
         parts.append("none shown before")
     return ", ".join(parts)

@@ -21,17 +21,17 @@ def read_tasks(
         WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
     """
     try:
-        from wakeful.evaluation import harness  # noqa: F401, PLC0415 - all of it is there?
+        from wakeful.evaluation import harness  # noqa: F401, PLC0415 - imports all that it needs
         from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks  # noqa: PLC0415 - only who asks needs lm-eval
     except ImportError as error:
         raise WakefulError(
             f"lm-eval, which runs these tasks, cannot be imported ({error}); install all of it "
             f"with: {INSTALL_LM_EVAL}"
         ) from error
-    named = named_tasks(options.tasks, shots=options.shots) if options.tasks else TaskSet()
-    tasks = dict(named.tasks)
+    task_set = named_tasks(options.tasks, shots=options.shots) if options.tasks else TaskSet()
+    tasks = dict(task_set.tasks)
     if completions:
         tasks["lambada"] = lambada_task(completions)
     if choices:
         tasks["choices"] = choices_task(choices)
-    return dataclasses.replace(named, tasks=tasks)
+    return dataclasses.replace(task_set, tasks=tasks)

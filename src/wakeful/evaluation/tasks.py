@@ -26,7 +26,9 @@ _SEED = 1234
 
 
 def lambada_task(examples: Sequence[Completion]) -> Task:
-    """Return the task to predict the last word: accuracy of greedy decoding, and perplexity."""
+    """Return the task to predict the last word of a text: accuracy of greedy decoding, and the
+    perplexity of that word.
+    """
     return _local_task(
         "lambada",
         examples,
@@ -37,7 +39,9 @@ def lambada_task(examples: Sequence[Completion]) -> Task:
 
 
 def choices_task(examples: Sequence[MultipleChoice]) -> Task:
-    """Return the task to choose: `acc` by log-likelihood, `acc_norm` by that over characters."""
+    """Return the task to choose what continues a context: accuracy by the choices' log-likelihoods
+    (`acc`), and by these divided by the choices' numbers of characters (`acc_norm`).
+    """
     return _local_task(
         "choices",
         examples,
@@ -79,7 +83,10 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        for title, task in loaded["tasks"].items():
+        num_shots = task_shots
+        if task_shots is None and shots:
+            num_shots = shots
+        for title, task in loaded["tasks"].items():  # several of a group
             task.set_fewshot_seed(_SEED)
             has_no_shots = task.get_config("num_fewshot") == 0
             if task_shots and has_no_shots:
@@ -87,7 +94,6 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
                     f"task {title} is defined without few-shot examples; "
                     f"name it without @{task_shots}"
                 )
-            num_shots = shots or None if task_shots is None else task_shots
             if num_shots is not None and not has_no_shots:
                 task.set_config(key="num_fewshot", value=num_shots)
             if title in tasks_by_name and _shots(tasks_by_name[title]) != _shots(task):
@@ -108,13 +114,13 @@ def _shots(task: Task) -> int:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence lm-eval's warnings and progress bars inside the context; errors are raised."""
-    before = logging.root.manager.disable
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
 def _local_task(

@@ -143,11 +143,17 @@ def evaluate(
 def _read_inputs(
     options: EvaluateOptions, show: Display
 ) -> tuple[dict[str, EvaluationData], TaskSet]:
-    """Return the texts, by the names of their figures, and the examples; what is wrong with them is
-    said before a model is loaded.
+    """Return the texts, by the names of their figures, and the tasks to evaluate on.
+
+    All are read before a model is loaded, so that a missing or damaged file is found at once.
+
+    Raises:
+        WakefulError: a file cannot be read, or lm-eval is missing or does not know a task.
     """
-    enough = (options.length or LENGTH) * options.windows
-    texts = {name: open_evaluation_data(source, enough) for name, source in options.sources.items()}
+    num_tokens = (options.length or LENGTH) * options.windows
+    texts = {
+        name: open_evaluation_data(source, num_tokens) for name, source in options.sources.items()
+    }
     completions = read_lambada(options.lambada) if options.lambada else []
     choices = read_choices(options.choices) if options.choices else []
     tasks = TaskSet()
@@ -164,9 +170,16 @@ def _score_model(
     tasks: TaskSet,
     show: Display,
 ) -> list[Score]:
+    """Return a model's scores on the texts, by the names of their figures, and on the tasks, with
+    averages over tasks.
+
+    Raises:
+        WakefulError: the model gives no likelihoods, cannot be timed at the lengths that will be
+            asked for, or cannot be evaluated on a text or task.
+    """
     check_likelihoods(model.name, model.module)
     bos = model.starts_with_bos(options.bos)
-    if options.speed:
+    if options.speed:  # refused before anything is measured
         check_lengths(model, options.speed)
     scores: list[Score] = []
     for name, data in texts.items():
@@ -185,19 +198,21 @@ def _score_model(
     if tasks.tasks:
         from wakeful.evaluation.harness import HarnessModel, run_tasks  # noqa: PLC0415 - needs lm-eval
 
-        harness = HarnessModel(
+        harness_model = HarnessModel(
             model,
             bos=bos,
             batch_size=options.batch_size,
             progress=partial(show.count, f"{model.name}: rows"),
         )
-        answered = run_tasks(model.name, harness, tasks, limit=options.limit)
-        scores += [*answered, *average_tasks(answered)]
+        task_scores = run_tasks(model.name, harness_model, tasks, limit=options.limit)
+        scores += [*task_scores, *average_tasks(task_scores)]
     return scores
 
 
 def _is_ours(source: Source) -> bool:
-    """Tell, before it is loaded, whether our decoder will run a model."""
+    """Tell, before it is loaded, whether our decoder will run a model: one in memory that has it,
+    or a run, an export or a GGUF file of this package.
+    """
     if isinstance(source, Model | nn.Module):
         module = source.module if isinstance(source, Model) else source
         return code_of(module) == OURS
@@ -213,20 +228,20 @@ def _score_costs(
     *,
     use_decoder: bool,
 ) -> list[Score]:
-    """Return a model's size and speed, timed with our decoder where that is possible.
+    """Return a model's size and speed.
 
-    `timed` collects the name of the implementation by model.
-
-    `timed` collects the implementation that ran each model.
+    With `use_decoder`, a model of Transformers is timed as our decoder where that can represent it,
+    so that all models are timed with one implementation; `timed` collects the implementation by the
+    model's name.
     """
-    ready = model
+    timed_model = model
     timed[model.name] = code_of(model.module)
     if use_decoder and as_decoder(model.module) is None:
         try:
-            ready = model.as_decoder_model()
+            timed_model = model.as_decoder_model()
             timed[model.name] = f"{OURS} in place of {type(model.module).__name__}"
         except WakefulError as error:
             timed[model.name] = f"{THEIRS}, another implementation, because {error}"
             show.note(f"{model.name}: timed with {timed[model.name]}")
-    timing = partial(show.count, f"{model.name}: rounds of timing")
-    return measure_costs(ready, options.speed, progress=timing)
+    on_progress = partial(show.count, f"{model.name}: rounds of timing")
+    return measure_costs(timed_model, options.speed, progress=on_progress)

@@ -51,10 +51,13 @@ def report(
         raise WakefulError("name a comparison, or one or more run directories")
     paths = [Path(folder) for folder in folders]
     kinds = [Run.open(path).header.kind for path in paths]
-    if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
+    are_alike = len(set(kinds)) == 1
+    has_variants = are_alike and kinds[0] in ("train", "compare")
+    if (baseline or only) and not has_variants:
         raise WakefulError("--baseline and --only are for training runs and comparisons")
-    verb = load_plugin_verb(kinds[0]) if len(set(kinds)) == 1 else None
-    if verb is not None and verb.report is not None:  # an installed package's
+    # Another installed package may have made the runs, and report on them itself.
+    verb = load_plugin_verb(kinds[0]) if are_alike else None
+    if verb is not None and verb.report is not None:
         if table:
             raise WakefulError(f"--table is for runs, comparisons and inheritances, not {kinds[0]}")
         return verb.report(*paths, out=out, title=title, figures=figures)
