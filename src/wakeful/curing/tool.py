@@ -500,15 +500,17 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         )
     assert isinstance(loaded.module, PreTrainedModel)
     text, cured = _verification_text(task), loaded.module
-    done, prefix_tokens, changes = list[tuple[str, str]](), list[int](), dict[str, Any]()
+    done: list[tuple[str, str]] = []
+    replaced_tokens: list[int] = []
+    changes: dict[str, Any] = {}
     if options.sinks:
-        changes["read_tokenizer"] = _reader_without_bos(loaded)
+        changes["read_tokenizer"] = _reader_without_bos(loaded)  # sinks take the place of BOS
         task.show.note("fitting sinks")
-        rows = windows_of(_choosing_tokens(task, text), loaded.context - 1)
-        prefix_tokens = [*choose_opening(loaded, rows).tokens]
-        cured = surgery.fit_own_sinks(cured, prefix_tokens[0], rows)
+        windows = windows_of(_choosing_tokens(task, text), loaded.context - 1)
+        replaced_tokens = [*choose_opening(loaded, windows).tokens]
+        cured = surgery.fit_own_sinks(cured, replaced_tokens[0], windows)
         description = (
-            f"the model's own, fitted to {_format_tokens(loaded, prefix_tokens)} before the text"
+            f"the model's own, fitted to {_format_tokens(loaded, replaced_tokens)} before the text"
         )
         done.append(("Learned sinks", description))
     if options.turning:
@@ -520,9 +522,11 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
     done += _round_changed(cured, loaded.module, task.stored)
     task.show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
+    num_replaced = len(replaced_tokens)
     with torch.inference_mode():
-        rows = surgery.prepend_tokens(prefix_tokens, compared)
-        expected = [logits_of(loaded.module, row[None])[:, len(prefix_tokens) :] for row in rows]
+        # The original reads the tokens that sinks replaced; its logits for them do not count.
+        rows = surgery.prepend_tokens(replaced_tokens, compared)
+        expected = [logits_of(loaded.module, row[None])[:, num_replaced:] for row in rows]
         logits = [logits_of(cured, row[None]) for row in compared]
         difference = logit_difference(expected, logits)
     arithmetic, result = dtype_name(loaded), task.wrap_cured(cured, **changes)
@@ -530,7 +534,7 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
     done = [
         ("Loss on the text", str(loss)),
         *done,
-        (f"Logits in {arithmetic}", difference.describe(prefix_tokens)),
+        (f"Logits in {arithmetic}", difference.describe(replaced_tokens)),
     ]
     return _CuredModel(
         model=result, done=tuple(done), stock=cured.config.model_type,

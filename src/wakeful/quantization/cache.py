@@ -96,7 +96,7 @@ def calibrate_cache(model: nn.Module, calibration: Sequence[Tensor]) -> None:
     for cache in caches:
         cache.calibrating = True
     for tokens in calibration:
-        logits_of(model, tokens)
+        logits_of(model, tokens)  # each pass widens the ranges that the caches record
     for cache in caches:
         cache.calibrating = False
 

@@ -243,7 +243,9 @@ def _record_layer_errors(
 
     def compare(name: str, args: tuple[Any, ...]) -> None:
         x = args[0].reshape(-1, args[0].shape[-1])
-        projection, _, _ = name.rpartition(".")  # of an expert, whose own name is its number
+        # An expert's layer is called "....mlp.experts.gate_proj.3": all experts of a projection
+        # have one row.
+        projection, _, _ = name.rpartition(".")
         experts, _, _ = projection.rpartition(".")
         is_expert = isinstance(modules.get(experts), Experts)
         label = projection if is_expert else name

@@ -505,10 +505,12 @@ class _Quantizer:
         `layer_schemes` where these match.
         """
         self.session.show.note(f"quantizing {loaded.name}: {name}")
-        schemes = (scheme, *self.layer_schemes.values())
+        all_schemes = (scheme, *self.layer_schemes.values())
+        needs_calibration = any(one_scheme.calibrated for one_scheme in all_schemes)
         module = quantize_module(
             loaded.module, scheme, arithmetic=self.options.arithmetic,
-            calibration=calibration if any(each.calibrated for each in schemes) else (),
+            calibration=calibration if needs_calibration else (),
+            # A scheme of the cache alone has no layers to skip.
             skip=() if scheme.weights is None else self.options.skip,
             layer_schemes=self.layer_schemes,
             on_progress=partial(self.session.show.count, f"{loaded.name} {name}: layers"),

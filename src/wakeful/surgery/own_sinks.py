@@ -124,6 +124,9 @@ def _set_sinks(
 def _apply_rope(
     keys: Float[Tensor, "1 L G d"], cos: Float[Tensor, "1 L r"], sin: Float[Tensor, "1 L r"]
 ) -> Float[Tensor, "1 L G d"]:
+    """Return the keys rotated by gpt-oss's own function, which takes queries too: its first result
+    is left out.
+    """
     return apply_rotary_pos_emb(
         keys, keys, cos.to(keys.dtype), sin.to(keys.dtype), unsqueeze_dim=2
     )[1]
