@@ -425,9 +425,9 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     read_tokenizer = lambda: loaded.tokenizer  # noqa: E731
     if prefix or options.sinks:
         read_tokenizer = reader or _reader_without_bos(loaded)
-    done = [("Conversion", agreement)] if agreement else []
+    report_lines = [("Conversion", agreement)] if agreement else []
     if choice is not None:
-        done.append(("Chosen", choice.description))
+        report_lines.append(("Chosen", choice.description))
     replaced_tokens, base = list(prefix), plain
     if options.sinks:
         assert sink is not None
@@ -439,15 +439,15 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
         description = (
             f"softmax-1 with one a head, fitted to id {replaced_tokens[0]} before the text"
         )
-        done.append(("Learned sinks", description))
-    cured, lines = _apply_cures(task, base, prefix)
-    done += lines + prefix_lines + _round_changed(cured, plain, task.stored)
+        report_lines.append(("Learned sinks", description))
+    cured, cure_lines = _apply_cures(task, base, prefix)
+    report_lines += cure_lines + prefix_lines + _round_changed(cured, plain, task.stored)
     context = min(loaded.context, cured.config.context)
     result = task.wrap_cured(cured, context=context, read_tokenizer=read_tokenizer)
     show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
     by_dtype = measure_differences(loaded.module, plain, cured, compared, replaced_tokens)
-    done += [
+    report_lines += [
         (f"Logits in {dtype}", difference.describe(replaced_tokens))
         for dtype, difference in by_dtype.items()
     ]
@@ -459,7 +459,7 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     show.note("comparing losses")
     loss = loss_change(loaded, result, text, options.bos)
     return _CuredModel(
-        model=result, done=(("Loss on the text", str(loss)), *done), stock=written[0],
+        model=result, done=(("Loss on the text", str(loss)), *report_lines), stock=written[0],
         differences=by_dtype, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
     )  # fmt: skip
 
@@ -500,7 +500,7 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         )
     assert isinstance(loaded.module, PreTrainedModel)
     text, cured = _verification_text(task), loaded.module
-    done: list[tuple[str, str]] = []
+    report_lines: list[tuple[str, str]] = []
     replaced_tokens: list[int] = []
     changes: dict[str, Any] = {}
     if options.sinks:
@@ -512,14 +512,14 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         description = (
             f"the model's own, fitted to {_format_tokens(loaded, replaced_tokens)} before the text"
         )
-        done.append(("Learned sinks", description))
+        report_lines.append(("Learned sinks", description))
     if options.turning:
         task.show.note("rotating")
         cured = surgery.rotate_experts(
             cured, options.turning, stream=bool(options.rotate), seed=options.seed
         )
-        done.append(_describe_rotation(options))
-    done += _round_changed(cured, loaded.module, task.stored)
+        report_lines.append(_describe_rotation(options))
+    report_lines += _round_changed(cured, loaded.module, task.stored)
     task.show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
     num_replaced = len(replaced_tokens)
@@ -531,13 +531,13 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         difference = logit_difference(expected, logits)
     arithmetic, result = dtype_name(loaded), task.wrap_cured(cured, **changes)
     loss = loss_change(loaded, result, text, options.bos)
-    done = [
+    report_lines = [
         ("Loss on the text", str(loss)),
-        *done,
+        *report_lines,
         (f"Logits in {arithmetic}", difference.describe(replaced_tokens)),
     ]
     return _CuredModel(
-        model=result, done=tuple(done), stock=cured.config.model_type,
+        model=result, done=tuple(report_lines), stock=cured.config.model_type,
         differences={arithmetic: difference}, length=text.shape[1], loss=loss,
     )  # fmt: skip
 
@@ -775,7 +775,7 @@ def _apply_cures(
     report lines (label, text).
     """
     options, cured = task.options, plain
-    done: list[tuple[str, str]] = []
+    report_lines: list[tuple[str, str]] = []
     if options.turning or options.rotate_inner:  # "identity" where only inner channels are rotated
         task.show.note("rotating")
         cured = surgery.rotate(
@@ -783,19 +783,21 @@ def _apply_cures(
             inner=options.rotate_inner, seed=options.seed,
         )  # fmt: skip
     if options.turning:
-        done.append(_describe_rotation(options))
+        report_lines.append(_describe_rotation(options))
         if plain.config.tied and not cured.config.tied:
-            done.append(("Head", "untied from the embedding: it contains the final norm's scale"))
+            report_lines.append(
+                ("Head", "untied from the embedding: it contains the final norm's scale")
+            )
     if options.rotate_inner:
         description = "hidden channels of feed-forward networks, as the model runs"
-        done.append(("Inner rotation", description))
+        report_lines.append(("Inner rotation", description))
     if options.rotate_keys:
         cured = surgery.rotate_keys(cured)
-        done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
+        report_lines.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if prefix:
         task.show.note("storing a prefix")
         cured = surgery.store_prefix(cured, prefix)
-    return cured, done
+    return cured, report_lines
 
 
 @torch.no_grad()
