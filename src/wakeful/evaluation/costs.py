@@ -72,7 +72,7 @@ def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress)
 
 
 def _speed_score(model: Model, metric: str, num_tokens: int, seconds: Sequence[float]) -> Score:
-    """Return the score of so many tokens in each round, which took these seconds."""
+    """Return a speed as a score: `num_tokens` in each round, over the seconds of the rounds."""
     return Score(
         model=model.name, task="speed", metric=metric,
         keys=tuple(f"round {index}" for index in range(len(seconds))),
