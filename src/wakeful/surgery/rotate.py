@@ -325,7 +325,9 @@ def _stream_norms(decoder: Decoder) -> list[Norm]:
 
 
 def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
-    """Return x U on rows, U the reflection that exchanges (1, …, 1) / √n and the first axis."""
+    """Return x U for each row x, with the reflection U that exchanges (1, …, 1) / √n and the first
+    axis.
+    """
     width = rows.shape[1]
     normal = torch.full((width,), -1 / math.sqrt(width), dtype=rows.dtype, device=rows.device)
     normal[0] += 1
@@ -334,11 +336,11 @@ def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
 
 
 def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, centered: bool) -> None:
-    """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it, in
-    place.
+    """Turn a matrix, in place, along its axis that lies in the residual stream; of a matrix that
+    writes to the stream, the bias too.
 
-    `name` is the matrix's in the decoder. With `centered`, what is written to the stream is made
-    free of its mean, which LayerNorms remove anyway.
+    `name` is the matrix's name in the decoder. With `centered`, what is written to the stream is
+    made free of its mean, which LayerNorms remove anyway.
     """
     weight = decoder.get_parameter(name)
     writes = role.residual == 0  # its outputs lie in the stream, else its inputs

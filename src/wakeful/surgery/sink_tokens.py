@@ -117,6 +117,7 @@ def choose_sink_tokens(
     """
     trial_by_tokens = {trial.tokens: trial for trial in known}
     uncured = trial_by_tokens.get(()) or measure_trial(decoder, windows, (), opening=opening)
+    # Trials that store one token more than those already chosen.
     known_by_candidate = {
         tokens[-1]: trial
         for tokens, trial in trial_by_tokens.items()
@@ -196,9 +197,9 @@ def choose_sink_cure(
 ) -> SinkChoice:
     """Choose among trials, given by their last token, and `none`, the model as it is.
 
-    Of the trials as good in loss as the best, that is the first by preference after which the
-    text's first token is no sink, which its `share` is up to `free`; or the one with the least
-    share. It is the best of all if it does no harm to the loss, else `none` is.
+    Of the trials as good in loss as the best, take the first by preference after which the text's
+    first token is no sink (`share` ≤ `free`), or else the one with the least share. The choice's
+    `best` is that trial if it does no harm to the loss, and otherwise `none`.
     """
     tied = [trials[token] for token in by_preference(trials, preferred)]
     without_sink = [trial for trial in tied if trial.share <= free]
@@ -266,9 +267,9 @@ def losses_after_opening(
 ) -> tuple[float, ...]:
     """Return the mean loss of each window's tokens after its first, in nats per token.
 
-    The model reads the tokens `opening` before each window. As many windows are read at once as
-    have `together` tokens, one at least; 1 reads each alone, as a model needs whose quantization
-    scales are computed from a whole batch.
+    The model reads the tokens `opening` before each window. Windows are read in batches of about
+    `together` tokens; `together` = 1 reads each alone, for a model whose quantization scales are
+    computed from a whole batch.
     """
     if not len(windows):
         return ()
