@@ -173,13 +173,17 @@ def linear_product(layer: nn.Module, x: Tensor) -> Tensor:
 
 def format_layer_names(names: Sequence[str]) -> str:
     """Return layers' names in words, experts by number: "experts 1, 5 of model.layers.0.mlp"."""
-    experts: dict[str, list[str]] = {}
+    numbers_by_parent: dict[str, list[str]] = {}
     other_names: list[str] = []
     for name in names:
         expert = _EXPERT.fullmatch(name)
         if expert is None:
             other_names.append(name)
-        elif expert["number"] not in experts.setdefault(expert["parent"], []):
-            experts[expert["parent"]].append(expert["number"])
-    phrases = [f"experts {', '.join(numbers)} of {parent}" for parent, numbers in experts.items()]
+            continue
+        numbers = numbers_by_parent.setdefault(expert["parent"], [])
+        if expert["number"] not in numbers:  # an expert has several layers
+            numbers.append(expert["number"])
+    phrases = [
+        f"experts {', '.join(numbers)} of {parent}" for parent, numbers in numbers_by_parent.items()
+    ]
     return "; ".join(other_names + phrases)

@@ -164,11 +164,13 @@ def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:
     """Raise `WakefulError` that names all layers whose weights have a NaN or an infinity."""
     refused = [name for name, layer in layers.items() if not is_finite(weight_and_bias(layer)[0])]
     if refused:
-        count = ""
-        if others := len(refused) - 1:
-            count = f" ({others} other layer{'s' * (others > 1)} cannot either)"
+        others = ""
+        num_others = len(refused) - 1
+        if num_others:
+            plural = "s" if num_others > 1 else ""
+            others = f" ({num_others} other layer{plural} cannot either)"
         raise WakefulError(
-            f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{count}; "
+            f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{others}; "
             f"leave out all such layers: --skip {' '.join(refused)}"
         )
 

@@ -144,15 +144,14 @@ def measure_damage(
     projection have one row, their mean.
     """
     check_causal(name, model)
-    # Folding a decoder or unfusing experts changes the layers: compare with a model that has the
-    # layers that were quantized.
+    # Quantizing folds a decoder and unfuses experts first. The quantized layers are compared with
+    # those of `prepared`, the full-precision model after the same.
     layers = {name for quantized_model in quantized.values()
               for name in quantized_layers(quantized_model)}  # fmt: skip
-    unchanged = isinstance(model, Decoder) and not model.embedding.folded_name
-    prepared = model if unchanged else prepare_for_layers(model, layers)
-    # Modules exist once under one name, even if they are called from several places.
+    is_folded = isinstance(model, Decoder) and not model.embedding.folded_name
+    prepared = model if is_folded else prepare_for_layers(model, layers)
     paths = block_paths(prepared)
-    paths |= {block: (n, "block") for n, block in enumerate(named_blocks(model))}
+    paths |= {block: (index, "block") for index, block in enumerate(named_blocks(model))}
     figures = _LayerFigures(paths)
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
@@ -164,7 +163,7 @@ def measure_damage(
         ):
             reference, targets = logits_and_targets(model, tokens)
             if prepared is not model:
-                logits_of(prepared, tokens)
+                logits_of(prepared, tokens)  # so that its layers are compared
         for block, h in block_outputs.items():
             figures.add("", block, "kurtosis", _kurtosis_by_position(h))
         counts.append(len(targets))
