@@ -144,12 +144,12 @@ def measure_damage(
     projection have one row, their mean.
     """
     check_causal(name, model)
-    # Quantizing folds a decoder and unfuses experts first. The quantized layers are compared with
-    # those of `prepared`, the full-precision model after the same.
+    # Quantizing unfuses experts and folds a decoder first, and a folded embedding unties the head:
+    # `prepared` is the full-precision model with the layers that were quantized.
     layers = {name for quantized_model in quantized.values()
               for name in quantized_layers(quantized_model)}  # fmt: skip
-    is_folded = isinstance(model, Decoder) and not model.embedding.folded_name
-    prepared = model if is_folded else prepare_for_layers(model, layers)
+    has_these_layers = isinstance(model, Decoder) and not model.embedding.folded_name
+    prepared = model if has_these_layers else prepare_for_layers(model, layers)
     paths = block_paths(prepared)
     paths |= {block: (index, "block") for index, block in enumerate(named_blocks(model))}
     figures = _LayerFigures(paths)
