@@ -579,7 +579,9 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
     tokenizer = loaded.wakeful_tokenizer.without_bos()
     try:
         turn = user_turn(tokenizer)
-    except WakefulError:  # a template without a user's turn stays as it is
+    except WakefulError:
+        turn = None
+    if turn is None:  # a template without a user's turn, or none, stays as it is
         return lambda: tokenizer
     begins_with_bos = turn.before[:1] == [tokenizer.bos]
     # Some templates, such as SmolLM2's, begin every turn with the token that is also BOS.

@@ -16,8 +16,8 @@ products are in float64 and rounded once.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -155,7 +155,7 @@ def check_rotates(
         stream = values = False
     if stream:
         _check_stream(decoder)
-    operations_by_field = [
+    operations_by_field: list[tuple[str, Mapping[Any, str]]] = [
         ("route", part.single_channels())
         for part in decoder.route.modules()
         if isinstance(part, ValueRoute)
