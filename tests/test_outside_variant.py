@@ -254,7 +254,7 @@ def test_what_cannot_go_along_is_refused_in_a_line(route: str, place: Path) -> N
         "from wakeful import model\n",
     ):
         source.write_text(MODULE.replace("import torch\n", f"import torch\n{bad}", 1))
-        with pytest.raises(WakefulError, match=r"line 6 of .*cannot go along with an export"):
+        with pytest.raises(WakefulError, match=r"line 6 of .*cannot be copied to an export"):
             export_decoder(decoder, place / "out", tokenizer=tokenizer)
         assert not (place / "out").exists()
     kind = type(decoder.route)

@@ -75,13 +75,14 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
         WakefulError: the logits differ by more than rounding.
     """
     class_name = type(hf_model).__name__
-    tokens, longer, layers, note = _draw_tokens(hf_model, decoder)
+    tokens, longer_tokens, num_layers, note = _draw_tokens(hf_model, decoder)
     exact = exact_rotary_frequencies(hf_model)
     if exact:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
-    short = any(tensor.dtype in _SIXTEEN_BIT for tensor in hf_model.state_dict().values())
-    with evaluating(hf_model), change_attributes(exact), InFloat32() if short else nullcontext():
+    has_16_bits = any(tensor.dtype in _SIXTEEN_BIT for tensor in hf_model.state_dict().values())
+    widened = InFloat32() if has_16_bits else nullcontext()
+    with evaluating(hf_model), change_attributes(exact), widened:
         try:
             expected = last_logits(hf_model, tokens)
         except Exception as error:  # whatever the class raises
@@ -90,9 +91,10 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
                              relative=math.nan, note=why)  # fmt: skip
         check_logits(expected)
         pairs.append((expected, last_logits(decoder, tokens)))
-        if longer is not None:
-            with change_attributes(_cut_layers(hf_model, decoder, layers)):
-                pairs.append((last_logits(hf_model, longer), last_logits(decoder, longer)))
+        if longer_tokens is not None:
+            with change_attributes(_cut_layers(hf_model, decoder, num_layers)):
+                expected = last_logits(hf_model, longer_tokens)
+                pairs.append((expected, last_logits(decoder, longer_tokens)))
     largest, relative = 0.0, 0.0
     for expected, logits in pairs:
         difference = float((logits - expected).abs().max())
@@ -113,23 +115,25 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
 
 
 def exact_rotary_frequencies(model: nn.Module) -> list[_Change]:
-    """Return the attribute changes that give 16-bit rotary frequencies their float32 values again.
+    """Return the attribute changes, for `change_attributes`, that give 16-bit rotary frequencies
+    of our decoder or of a Transformers model their float32 values again.
 
     `module.half()` casts these buffers and `from_pretrained` does not, so that a cast model would
     differ from the loaded one.
     """
     changes: list[_Change] = []
-    for part in model.modules():
-        for name, buffer in part.named_buffers(recurse=False):
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
             if buffer.dtype not in _SIXTEEN_BIT:
                 continue
-            if isinstance(part, Rotary):
-                exact = part.table()[name == "sin"]
-            elif name.endswith("inv_freq"):
-                exact = type(part)(config=part.config).get_buffer(name)  # pyright: ignore[reportCallIssue]
+            if isinstance(module, Rotary):
+                cos, sin = module.table()
+                exact = sin if name == "sin" else cos
+            elif name.endswith("inv_freq"):  # a new module of the class computes it in float32
+                exact = type(module)(config=module.config).get_buffer(name)  # pyright: ignore[reportCallIssue]
             else:
                 continue
-            changes.append((part, name, exact.to(buffer.device)))
+            changes.append((module, name, exact.to(buffer.device)))
     return changes
 
 
@@ -156,22 +160,22 @@ def _draw_tokens(
     the window is compared.
     """
     config = decoder.config
-    size = min(config.vocab_size, len(hf_model.get_input_embeddings().weight))  # pyright: ignore
+    num_ids = min(config.vocab_size, len(hf_model.get_input_embeddings().weight))  # pyright: ignore
     generator = torch.Generator().manual_seed(0)
 
-    def draw(rows: int, length: int) -> Int[Tensor, "B L"]:
-        shape = rows, min(length, config.context)
-        return torch.randint(size, shape, generator=generator).to(decoder.embed.weight.device)
+    def draw(batch_size: int, length: int) -> Int[Tensor, "B L"]:
+        shape = batch_size, min(length, config.context)
+        return torch.randint(num_ids, shape, generator=generator).to(decoder.embed.weight.device)
 
     length = config.window + _PAST_WINDOW
     if not config.has_short_window:
         return draw(*_TOKENS), None, 0, ""
     if length <= _MOST_TOKENS:
         return draw(1, length), None, 0, ""
-    layers = config.local_layers[0] + 1
-    if length * layers <= _MOST_TOKENS * config.num_layers:
-        note = f"; past the window of {config.window:,} through {layers} of the layers"
-        return draw(*_TOKENS), draw(1, length), layers, note
+    num_layers = config.local_layers[0] + 1  # through the first layer with the window
+    if length * num_layers <= _MOST_TOKENS * config.num_layers:
+        note = f"; past the window of {config.window:,} through {num_layers} of the layers"
+        return draw(*_TOKENS), draw(1, length), num_layers, note
     return draw(*_TOKENS), None, 0, f"; not past the window of {config.window:,} tokens"
 
 
@@ -187,16 +191,18 @@ def last_logits(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "
     return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
 
 
-def _cut_layers(hf_model: PreTrainedModel, decoder: Decoder, layers: int) -> list[_Change]:
-    """Return the attribute changes that reduce both models to their first `layers` layers."""
+def _cut_layers(hf_model: PreTrainedModel, decoder: Decoder, num_layers: int) -> list[_Change]:
+    """Return the attribute changes, for `change_attributes`, that reduce both models to their
+    first `num_layers` layers.
+    """
     config = hf_model.config.get_text_config(decoder=True)
     blocks = decoder_blocks(hf_model, config.num_hidden_layers)
     name = next(name for name, module in hf_model.named_modules() if module is blocks)
     owner, _, key = name.rpartition(".")
     return [
-        (hf_model.get_submodule(owner), key, blocks[:layers]),
-        (config, "num_hidden_layers", layers),
-        (decoder, "blocks", decoder.blocks[:layers]),
+        (hf_model.get_submodule(owner), key, blocks[:num_layers]),
+        (config, "num_hidden_layers", num_layers),
+        (decoder, "blocks", decoder.blocks[:num_layers]),
     ]
 
 

@@ -119,7 +119,8 @@ def token_visibility(
     mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
 ) -> Visible:
     """Convert Transformers' attention mask (B, S) and position ids (1 or B, L) of new tokens
-    x (B, L, D) to the arguments of our decoder: which keys are real, positions, packed texts.
+    x (B, L, D) to our decoder's: return which keys are real (B, S), positions (B, L) and numbers of
+    packed texts (B, L), each None where the decoder's default is the same.
 
     `start` tokens precede x in the cache; S = start + L. While a graph is traced, values cannot be
     read (`is_readable`) and no branch depends on them: the general form is also correct for masks
@@ -145,6 +146,7 @@ def token_visibility(
         counted = torch.arange(start, end, device=x.device).expand(batch, length)
         if torch.equal(positions, counted):
             return None, None, None
+    # Transformers packs texts only where it gives neither a mask nor a cache.
     if mask is not None or start:
         return valid, positions, None
     return None, positions, _number_packed_texts(positions)
@@ -154,6 +156,7 @@ def _number_packed_texts(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | 
     """Return for each token the number of its text in the row, where positions restart at the start
     of every text; None where every row holds a single text.
     """
+    # A text starts where a position is not the one before it plus 1; the first token's always is.
     starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
-    text = starts.long().cumsum(1)
-    return None if is_readable(text) and not bool(text.any()) else text
+    numbers = starts.long().cumsum(1)
+    return None if is_readable(numbers) and not bool(numbers.any()) else numbers

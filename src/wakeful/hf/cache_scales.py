@@ -25,7 +25,7 @@ def attach_cache_scales(
     model: PreTrainedModel, scheme: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
     """Make a model's attention layers quantize their keys and values as a `kv_cache_scheme` says,
-    with the calibrated scales among a folder's `tensors`.
+    with the calibrated scales among a folder's `tensors` (`….k_scale`, `….v_scale`).
 
     A layer whose cache Transformers has quantized already stays as it is. `source` names the model
     in errors.

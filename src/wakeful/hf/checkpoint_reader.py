@@ -180,7 +180,7 @@ def _list_shards(folder: Path) -> list[Path]:
 
 
 def without_numbers(name: str) -> str:
-    """Return a tensor's name with N for each number, the same in every layer."""
+    """Return a tensor's name with N for each number ("layers.N.mlp"), the same in every layer."""
     return re.sub(r"\d+", "N", name)
 
 
@@ -207,9 +207,8 @@ def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Cast a tensor to a narrower type if that changes none of its numbers; else return it as it
     is.
     """
-    if (
-        stored_tensor(tensor).dtype == dtype
-    ):  # a paged tensor, which shows its numbers in a wider type
+    # A paged tensor is stored in a narrower type than the one it computes in.
+    if stored_tensor(tensor).dtype == dtype:
         return tensor.to(dtype)
     wide = tensor.dtype
     if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:
@@ -259,7 +258,7 @@ def load_hf_model(
     options: dict[str, Any] = {"use_safetensors": True}
     if Path(source).is_dir() and not gguf and not trust_remote_code:
         _check_folder(Path(source))
-    groups, cache = dict[str, Any](), dict[str, Any]()
+    transform_groups, cache_scheme = dict[str, Any](), dict[str, Any]()
     packed_by = ""
     if gguf:
         header = read_gguf_header(Path(source) / gguf)
@@ -276,12 +275,12 @@ def load_hf_model(
         _check_layer_counts(Path(file or source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options["attn_implementation"] = required_attention(config)
-        groups, packed_by = transforms_of(config), quantization_method(config)
-        cache = cache_scheme_of(config)
+        transform_groups, packed_by = transforms_of(config), quantization_method(config)
+        cache_scheme = cache_scheme_of(config)
         if packed_by == "fp8":  # else a GPU would keep it packed
             config.quantization_config["dequantize"] = True
             options["config"] = config
-        if groups:
+        if transform_groups:
             options["config"] = remove_transforms(config)
     # A tensor of another shape is named below.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -299,14 +298,14 @@ def load_hf_model(
     _ = set_named_outputs(model)
     with suppress_warnings():
         _decompress(model)
-    if groups or cache:
+    if transform_groups or cache_scheme:
         folder = Path(source)
         if not folder.is_dir():
             folder = Path(snapshot_download(str(source), allow_patterns=["*.safetensors*"]))
         with Shards(folder) as tensors:
-            attach_transforms(model, groups, tensors, str(source))
-            if cache:
-                attach_cache_scales(model, cache, tensors, str(source))
+            attach_transforms(model, transform_groups, tensors, str(source))
+            if cache_scheme:
+                attach_cache_scales(model, cache_scheme, tensors, str(source))
     return model
 
 
@@ -370,8 +369,8 @@ def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     softmax1 = softmax1_choice(config)
     if softmax1 is not None:
         return softmax1
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    return None if capped is None else "eager"
+    logit_cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return None if logit_cap is None else "eager"
 
 
 def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
@@ -380,15 +379,15 @@ def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
     Transformers loads all weights in one type; a file may store some in a wider one.
 
     Raises:
-        WakefulError: the model has such a tensor under another name.
+        WakefulError: the model has no parameter with the name of such a tensor.
     """
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
-        if (
-            without_numbers(name) not in tensors.types
-            or tensor.dtype.itemsize <= model.dtype.itemsize
-        ):
+        # `types` has the names of tensors that are stored in another type than most.
+        is_unusual = without_numbers(name) in tensors.types
+        if not is_unusual or tensor.dtype.itemsize <= model.dtype.itemsize:
             continue
+        # A checkpoint of the body alone has names without the model's prefix.
         parameter = state.get(name, state.get(f"{model.base_model_prefix}.{name}"))
         if parameter is None:
             raise WakefulError(
@@ -419,10 +418,10 @@ def corrected_config(model: PreTrainedModel) -> PreTrainedConfig:
     if quantization_method(config) == "gguf":
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     text_config = config.get_text_config()
-    for part in [config] if text_config is config else [config, text_config]:
-        tied = getattr(part, "tie_word_embeddings", False)
-        if tied != shares_head(model) and model.get_output_embeddings() is not None:
-            part.tie_word_embeddings = not tied
+    if model.get_output_embeddings() is not None:  # without a head the field means nothing
+        for part in [config] if text_config is config else [config, text_config]:
+            if getattr(part, "tie_word_embeddings", False) != shares_head(model):
+                part.tie_word_embeddings = shares_head(model)
     rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
     if check_pad_token(getattr(config, PAD, None), rows) is None:
         setattr(config, PAD, None)
@@ -430,8 +429,9 @@ def corrected_config(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def check_pad_token(pad: int | None, rows: int) -> int | None:
-    """Return the id of a pad token that has one of an embedding's `rows`; warn and return None for
-    another: a tokenizer may have tokens that were added to it and not to the model.
+    """Return a pad token's id if an embedding of `rows` rows has it; else warn and return None.
+
+    A tokenizer may have tokens that were never added to the model.
     """
     if pad is None or pad < rows:
         return pad
@@ -491,26 +491,28 @@ def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
     would load as plain RoPE; `name` is the file's.
     """
     architecture = str(header.values.get("general.architecture"))
+    if architecture in _READ_WITH_POSITIONS:
+        return
     scaled = header.values.get(f"{architecture}.rope.scaling.type", "none") != "none"
     head_width = header.values.get(f"{architecture}.attention.key_length")
     heads = header.values.get(f"{architecture}.attention.head_count")
     width = header.values.get(f"{architecture}.embedding_length")
-    # Of a Llama, Transformers takes the number of rotated channels for a head's width.
     has_sizes = type(width) is int and type(heads) is int and heads
+    # Not for a Llama, whose head width Transformers sets to the number of rotated channels.
     if head_width is None and architecture != "llama" and has_sizes:
         head_width = width // heads  # pyright: ignore[reportOperatorIssue]
     rotated = header.values.get(f"{architecture}.rope.dimension_count")
-    share = _ROTARY_SHARES.get(architecture, 1)
-    why = ""
-    # rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
+    assumed_share = _ROTARY_SHARES.get(architecture, 1)
+    problem = ""
+    # The tensors are rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
     if scaled or any(tensor.startswith("rope_f") for tensor in header.tensors):
-        why = "its RoPE is scaled"
-    elif type(head_width) is int and rotated not in (None, int(head_width * share)):
-        why = f"its RoPE rotates {rotated} of a head's {head_width} channels"
-    if why and architecture not in _READ_WITH_POSITIONS:
+        problem = "its RoPE is scaled"
+    elif type(head_width) is int and rotated not in (None, int(head_width * assumed_share)):
+        problem = f"its RoPE rotates {rotated} of a head's {head_width} channels"
+    if problem:
         raise WakefulError(
-            f"{name} cannot be read: {why}, which Transformers' reader of GGUF files leaves out; "
-            "load the folder that it was made of"
+            f"{name} cannot be read: {problem}, which Transformers' reader of GGUF files leaves "
+            "out; load the folder that it was made of"
         )
 
 
@@ -597,24 +599,25 @@ def _check_layers(config: PreTrainedConfig, source: str | Path) -> None:
 
 
 def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
-    """Raise `WakefulError` where a configuration describes more weights than the files can hold.
+    """Raise `WakefulError` where a configuration describes more weights than the files can hold, or
+    tables (buffers, which no file holds) of an absurd size.
 
     A weight takes at least half a byte, and a layer at least one tensor. The model is built on the
     meta device, which takes no memory.
     """
-    folder, count, size = tensors.folder, len(tensors), tensors.num_bytes
+    folder = tensors.folder
     with _wrap_config_errors(folder):
         layers = config.get_text_config().num_hidden_layers
-        if layers > count:
-            raise WakefulError(f"{folder} has {count} tensors, too few for {layers} layers")
+        if layers > len(tensors):
+            raise WakefulError(f"{folder} has {len(tensors)} tensors, too few for {layers} layers")
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    buffered = sum(buffer.numel() for buffer in model.buffers())
-    if numbers > 2 * size or buffered > _MOST_BUFFERED:
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    num_buffered = sum(buffer.numel() for buffer in model.buffers())
+    if num_weights > 2 * tensors.num_bytes or num_buffered > _MOST_BUFFERED:
         raise WakefulError(
-            f"{folder}: config.json describes {numbers:,} weights and {buffered:,} other numbers, "
-            f"and the weights' files have {size:,} bytes"
+            f"{folder}: config.json describes {num_weights:,} weights and {num_buffered:,} other "
+            f"numbers, and the weights' files have {tensors.num_bytes:,} bytes"
         )
 
 
@@ -627,7 +630,8 @@ def _check_layer_counts(file: Path) -> None:
     10,000, before Transformers builds a list of that length.
     """
     tables: list[Any] = []
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # Transformers says that better
+    # For an unreadable file Transformers has the better error.
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         tables.append(json.loads(file.read_text("utf-8")))
     while tables:
         table = tables.pop()

@@ -125,15 +125,15 @@ def _import_copyable(name: str) -> ModuleType:
     module = importlib.import_module(name)
     if name == "__main__" or getattr(module, "__file__", None) is None:
         raise WakefulError(
-            f"a variant's class is defined in {name}, which has no file to go along with the "
-            "export: define it in a module of its own, and import it from there"
+            f"a variant's class is defined in {name}, which has no file to copy to the export: "
+            "define it in a module of its own, and import it from there"
         )
     return module
 
 
 def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
-    """Return a module's source with relative imports of the modules that are copied beside it, and
-    the names of these modules.
+    """Return a module's source, in which imports of modules that are copied too have become
+    relative (`from .wakeful__model__decoder import …`), and the names of these modules.
 
     Raises:
         WakefulError: an import of such a module cannot be rewritten.
@@ -147,31 +147,31 @@ def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
         name = _copied_module(module, node)
         if name is None:
             continue
-        number, last = node.lineno - 1, node.end_lineno or node.lineno
-        match = _FROM.search(lines[number])
-        if isinstance(node, ast.Import) or not match or _imports_module(name, node):
+        first, end = node.lineno - 1, node.end_lineno or node.lineno
+        match = _FROM.search(lines[first])
+        if isinstance(node, ast.Import) or not match or _imports_submodule(name, node):
             raise WakefulError(
-                f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot go along "
-                "with an export: import names from the file that defines them, on one line"
+                f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot be copied "
+                "to an export: import names from the file that defines them, on one line"
             )
-        modules = _defining_modules(name, node)
-        if list(modules) == [name]:
-            lines[number] = _FROM.sub(f"from .{_flat_name(name)} import", lines[number], count=1)
+        names_by_module = _defining_modules(name, node)
+        if list(names_by_module) == [name]:  # all names come from this module: change it in place
+            lines[first] = _FROM.sub(f"from .{_flat_name(name)} import", lines[first], count=1)
         else:
-            indent = lines[number][: match.start()]
+            indent = lines[first][: match.start()]
             imports = [
                 f"{indent}from .{_flat_name(origin)} import {', '.join(names)}\n"
-                for origin, names in modules.items()
+                for origin, names in names_by_module.items()
             ]
-            # One entry with all lines keeps the numbers of later lines.
-            lines[number:last] = ["".join(imports), *[""] * (last - number - 1)]
-        needed += modules
+            # As many entries as before, so that the numbers of later lines stay true.
+            lines[first:end] = ["".join(imports), *[""] * (end - first - 1)]
+        needed += names_by_module
     return "".join(lines), needed
 
 
 def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
-    """Return the name of the module that an import statement in `module` reads, if that module is
-    copied to an export, else None.
+    """Return the name of the module from which an import statement in `module` imports, if that
+    module is copied to an export; else None.
     """
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -179,7 +179,7 @@ def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str
     name = "." * node.level + (node.module or "")
     if node.level:
         name = importlib.util.resolve_name(name, module.__package__)
-    if name == "jaxtyping":
+    if name == "jaxtyping":  # a stand-in with `_SHAPES` is written in its place
         return name if {alias.name for alias in node.names} <= _SHAPES else None
     return name if _is_copied(module, name) else None
 
@@ -199,8 +199,10 @@ def _is_copied(importer: ModuleType, name: str) -> bool:
     return spec is not None and spec.origin is not None and folder in Path(spec.origin).parents
 
 
-def _imports_module(package: str, node: ast.ImportFrom) -> bool:
-    """Tell whether an import takes a module from a package, rather than a name from a module."""
+def _imports_submodule(package: str, node: ast.ImportFrom) -> bool:
+    """Tell whether `from package import name` takes a module from a package, rather than a class or
+    function from a module; `from wakeful import name`, which loads names lazily, counts as such.
+    """
     module = importlib.import_module(package)
     return package == _OURS or any(
         isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names
@@ -208,8 +210,8 @@ def _imports_module(package: str, node: ast.ImportFrom) -> bool:
 
 
 def _defining_modules(name: str, node: ast.ImportFrom) -> dict[str, list[str]]:
-    """Return the modules that define the names of an import from the module `name`, each with its
-    names (and their aliases).
+    """Return the names that `node` imports from the module `name` ("Norm", "Norm as Base"), by the
+    module that defines them.
 
     A name that a package's `__init__` imports from a file comes from that file: importing the
     package would need all of its files, in an order that may not work.
@@ -237,7 +239,9 @@ def _flat_name(module: str) -> str:
 
 
 def _list_variants(decoder: Decoder) -> list[type[Variant]]:
-    """Return the classes of all variants in a decoder and wakeful's base classes of them."""
+    """Return the classes of all variants in a decoder, and those of their base classes that belong
+    to wakeful; a user's base classes are copied with the user's modules.
+    """
     parts: list[object] = [*decoder.modules(), decoder.placement]
     if decoder.config.positions == "rotary":
         parts.append(decoder.rotary.scaling)
@@ -267,11 +271,12 @@ def _discovery_source(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
         ]
     external = [variant for variant in used if qualified_name(variant)]
     class_names = {qualified_name(variant): variant.__name__ for variant in external}
+    # The configuration may name a class by a module that only imports it.
     for field in VARIANTS:
         for name in external_names(getattr(decoder.config, field)):
-            named = external_object(name, imports=False)
-            if isinstance(named, type):
-                class_names[name] = named.__name__
+            variant = external_object(name, imports=False)
+            if isinstance(variant, type):
+                class_names[name] = variant.__name__
     entries = ", ".join(f'"{name}": {class_name}' for name, class_name in class_names.items())
     lines = [*_import_lines(external, 4), f"    return {{{entries}}}"]
     return _DISCOVERED.format(cases="\n".join(cases), foreign="\n".join(lines))

@@ -75,10 +75,10 @@ class WakefulConfig(PreTrainedConfig):
         return cls(parts=dataclasses.asdict(config), **kwargs)
 
     def _set_hf_fields(self, fields: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        """Set `fields` under their names in Transformers.
+        """Set parts of the model by `fields`, values by their names in Transformers (`HF_FIELDS`).
 
         Raises:
-            WakefulError: `parts` are given too, and a field contradicts them.
+            WakefulError: the caller gave `parts` too, and a field contradicts them.
         """
         for name, value in fields.items():
             current = getattr(self, name)
@@ -91,7 +91,9 @@ class WakefulConfig(PreTrainedConfig):
                 setattr(self, name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON holds it: `parts`, and `HF_FIELDS` beside them."""
+        """Return the configuration as config.json holds it: `parts`, and beside them those of
+        `HF_FIELDS` that are not None.
+        """
         fields = {name: getattr(self, name) for name in HF_FIELDS}
         return super().to_dict() | {
             name: value for name, value in fields.items() if value is not None
@@ -99,11 +101,11 @@ class WakefulConfig(PreTrainedConfig):
 
     @property
     def model(self) -> ModelConfig:
-        """The decoder's configuration; local layers past the number of layers, which a tool may
-        have lowered, are left out.
+        """The decoder's configuration. A tool may have lowered the number of layers: local layers
+        past it are left out.
         """
-        count = self.parts["num_layers"]
-        local = tuple(layer for layer in self.parts["local_layers"] if layer < count)
+        num_layers = self.parts["num_layers"]
+        local = tuple(layer for layer in self.parts["local_layers"] if layer < num_layers)
         parts: dict[str, Any] = self.parts | {"local_layers": local}
         return ModelConfig(**parts)
 

@@ -44,6 +44,7 @@ class EngineDot(nn.Module):
         self.normalizer = dot.normalizer
         self.scaling = dot.scale
         self.stored = 0
+        """Tokens of a stored prefix among the keys: none, since the prefix is a sink here."""
         self.prefixes: list[StoredPrefix] = []
         """The modules with the stored key and with the stored value; a list, so that they are not
         registered twice."""
@@ -79,6 +80,7 @@ class EngineDot(nn.Module):
         out = out.reshape(q.shape)
         if value is None:
             return out
+        # Each head of keys and values serves H / G heads of queries.
         return out + value.repeat_interleave(q.shape[2] // k.shape[2], 1)
 
 
@@ -110,8 +112,8 @@ def _check_engine_support(decoder: Decoder, attentions: Sequence[Attention]) -> 
         WakefulError: a part of the attention is not in the engines' kernels.
     """
     normalizer = attentions[0].dot.normalizer
-    probe = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)
-    sink = normalizer.log_sink(probe) if normalizer.fused else None
+    one_token = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)  # only a shape matters
+    sink = normalizer.log_sink(one_token) if normalizer.fused else None
     for problem in _find_engine_problems(decoder, attentions, sink):
         raise WakefulError(f"{problem}, which no engine computes: run it by Transformers")
     return sink is not None
@@ -120,7 +122,9 @@ def _check_engine_support(decoder: Decoder, attentions: Sequence[Attention]) -> 
 def _find_engine_problems(
     decoder: Decoder, attentions: Sequence[Attention], sink: Tensor | None
 ) -> Iterator[str]:
-    """Yield a sentence for each part of a decoder's attention that engines' kernels lack."""
+    """Yield a sentence for each part of a decoder's attention that engines' kernels lack; `sink` is
+    the logarithm of the normalizer's sinks, None without.
+    """
     config = decoder.config
     if not attentions[0].dot.normalizer.fused:
         yield f"model.normalizer = {config.normalizer} makes other weights than a softmax"

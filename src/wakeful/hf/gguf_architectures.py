@@ -70,7 +70,7 @@ def gguf_architecture(config: ModelConfig) -> tuple[str, ModelConfig]:
 
 def _has_windows(model_type: str, config: ModelConfig) -> bool:
     """Tell whether llama.cpp's code of an architecture has windows in a model's local layers."""
-    if model_type == "granite_swa":  # whose layers share one base
+    if model_type == "granite_swa":  # in llama.cpp its layers share one RoPE base, or have no RoPE
         return config.local_theta in (0, config.rope_theta)
     return model_type in ("gemma2", "gemma3_text") and _has_usual_layers(model_type, config)
 
@@ -88,6 +88,7 @@ def _has_usual_layers(model_type: str, config: ModelConfig) -> bool:
 def _shorten_to_window(config: ModelConfig) -> ModelConfig:
     """Return the configuration with a context as long as its window, which then hides nothing."""
     shorter = dataclasses.replace(config, max_length=config.window, window=0)
+    # Local layers with the RoPE of the others now differ from them in nothing.
     if config.local_theta == config.rope_theta and config.rope == "plain":
         return dataclasses.replace(shorter, local_layers=(), local_theta=0.0)
     return shorter
@@ -120,15 +121,15 @@ def _list_unusual_fields(config: ModelConfig) -> str:
 def _find_unsupported(model_type: str, config: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each field of a model that llama.cpp's code of its type cannot have."""
     gemma, granite = model_type.startswith("gemma"), model_type.startswith("granite")
-    biased = config.bias or config.qkv_bias or config.out_bias
+    has_bias = config.bias or config.qkv_bias or config.out_bias
     rope, normalizer = build("ropes", config.rope), build("normalizers", config.normalizer)
-    if biased and not (
-        model_type == "gpt2" or granite or (model_type == "qwen2" and not config.bias)
-    ):
+    # A qwen2 has biases of q, k and v, and none in its feed-forward network.
+    is_qwen2_bias = model_type == "qwen2" and not config.bias
+    if has_bias and not (is_qwen2_bias or granite or model_type == "gpt2"):
         yield f"model.attention_bias: GGUF files have no biases of a {model_type}"
     if isinstance(rope, Llama3) and model_type != "llama" and not granite:
         problem = f"model.rope = {config.rope}"
-        yield f"{problem}: llama.cpp scales the RoPE of a llama so, not of a {model_type}"
+        yield f"{problem}: llama.cpp scales only the RoPE of a llama so, not of a {model_type}"
     if model_type == "gpt2" and config.scale_logits_by_layer:
         yield "model.scale_logits_by_layer: llama.cpp does not scale a gpt2's logits by layer"
     if model_type == "gpt2" and config.mlp == "gelu_exact":
@@ -233,9 +234,10 @@ def convert_for_llama_cpp(
     llama.cpp reorders the rotary channels of some architectures, transposes GPT-2's matrices, adds
     one to Gemma's norms and divides queries by another root than the model.
     """
-    of_queries = name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight")
+    # A norm of queries would undo a factor in their projection, so it takes the factor itself.
+    scales_queries = name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight")
     factor = np.float32(_query_factor(model_type, config))
-    if of_queries and back:
+    if scales_queries and back:
         array = array / factor
     if model_type in _PAIRED and ("q_proj" in name or "k_proj" in name):
         # The channels of each head that rotate together, i and i + d/2, stand beside each other.
@@ -244,10 +246,10 @@ def convert_for_llama_cpp(
         parts = array.reshape(heads, *((half, 2) if back else (2, half)), *array.shape[1:])
         array = parts.swapaxes(1, 2).reshape(array.shape)
     if model_type == "gpt2" and array.ndim == 2 and ".h." in name:
-        array = array.T  # which Conv1D stores (in, out)
+        array = array.T  # Transformers' Conv1D stores a layer's matrices (in, out)
     if model_type.startswith("gemma") and name.endswith("norm.weight"):
         array = array + np.float32(-1 if back else 1)  # Transformers adds it when it computes
-    if of_queries and not back:
+    if scales_queries and not back:
         array = array * factor
     return np.ascontiguousarray(array)
 
@@ -258,8 +260,8 @@ def llama_cpp_architecture(model_type: str) -> str:
 
 
 def rope_factors(config: ModelConfig) -> torch.Tensor | None:
-    """Return the divisor (d/2,) of each RoPE frequency for llama.cpp; None for unscaled RoPE and
-    for one factor of all frequencies, which the metadata has.
+    """Return the divisor (d/2,) of each RoPE frequency for llama.cpp; None for unscaled RoPE, and
+    for RoPE with a single factor, which stands in the file's metadata.
     """
     rope: RopeScaling = build("ropes", config.rope)
     if not isinstance(rope, Llama3):
@@ -271,10 +273,10 @@ def rope_factors(config: ModelConfig) -> torch.Tensor | None:
 
 
 def _query_factor(model_type: str, config: ModelConfig) -> float:
-    """Return the factor to store query weights with: llama.cpp divides logits by √d of its own
-    choice, and the model by √query_scalar.
+    """Return the factor to store query weights with: llama.cpp divides attention logits by the
+    square root of the width that its code chooses, and the model by √query_scalar.
     """
-    if model_type.startswith("granite"):
+    if model_type.startswith("granite"):  # a file stores its scale of attention logits
         return 1.0
     llama_cpp_scalar = config.shape.head_width
     if config.num_layers == _BY_WIDTH.get(model_type):

@@ -173,9 +173,9 @@ def _check_data(reader: _Reader, header: GGUFHeader) -> None:
     alignment = header.values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise reader.damage_error(f"general.alignment is {alignment!r} and must be a power of two")
-    begin = -(-reader.position // alignment) * alignment
+    data_start = math.ceil(reader.position / alignment) * alignment
     for name, tensor in header.tensors.items():
-        end = begin + tensor.offset + tensor.num_bytes
+        end = data_start + tensor.offset + tensor.num_bytes
         if end > len(reader.data):
             raise reader.damage_error(
                 f"the tensor {name!r} ends {end:,} bytes into a file of {len(reader.data):,}: it "
@@ -190,7 +190,7 @@ def _check_sizes(reader: _Reader, header: GGUFHeader) -> None:
     widths = {width for tensor in header.tensors.values() for width in tensor.shape}
     allowed = dict.fromkeys(_SIZES, widths) | {"block_count": range(1, len(header.tensors) + 1)}
     for key, value in header.values.items():
-        allowed_values = allowed.get(key.rsplit(".", 1)[-1])
+        allowed_values = allowed.get(key.rsplit(".", 1)[-1])  # without the architecture's name
         if allowed_values is None:
             continue
         if type(value) is not int or value not in allowed_values:

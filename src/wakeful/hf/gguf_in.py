@@ -76,16 +76,16 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     model_type = stock_architecture(config)[0]
     family = FAMILIES[model_type]
     hf_names = [family.checkpoint_name(link.hf_name) for link in family.links(config)]
-    gguf_names = dict(
-        zip(map(make_gguf_namer(model_type, config.num_layers), hf_names), hf_names, strict=True)
-    )
+    gguf_name_of = make_gguf_namer(model_type, config.num_layers)
+    hf_names_by_gguf_name = {gguf_name_of(hf_name): hf_name for hf_name in hf_names}
     renamed: dict[str, Tensor] = {}
     with wrap_errors(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
-        name = gguf_names.get(tensor.name, tensor.name)
-        if tensor.name not in gguf_names and name in _COMPUTED:
+        # An untied head is called output.weight too, and is a tensor of the model.
+        if tensor.name not in hf_names_by_gguf_name and tensor.name in _COMPUTED:
             continue
+        name = hf_names_by_gguf_name.get(tensor.name, tensor.name)
         try:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:

@@ -159,7 +159,9 @@ def check_gguf(decoder: Decoder, tokenizer: Tokenizer) -> None:
 
 
 def gguf_bytes(decoder: Decoder) -> int:
-    """Return the bytes of a decoder's weights in a file with matrices in float16."""
+    """Return the bytes of a decoder's weights in a file with matrices in float16 and vectors in
+    float32.
+    """
     return sum(tensor.numel() * (4 if tensor.ndim == 1 else 2) for tensor in decoder.parameters())
 
 
@@ -182,8 +184,8 @@ def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
 def _find_grids(
     decoder: Decoder, model_type: str, config: ModelConfig, steps: Steps
 ) -> dict[str, tuple[GGMLQuantizationType, np.ndarray]]:
-    """Return the GGML type and the steps (rows, blocks) of each matrix that lies on a grid of
-    llama.cpp, by the matrix's name in a GGUF file.
+    """Return the GGML type and the steps (rows, blocks) of each matrix whose values are integers
+    times a step of each block (a grid of llama.cpp), by the matrix's name in a GGUF file.
 
     `steps` has bits and steps by the decoder's names of matrices. A matrix of the file that joins
     several of the decoder's (a fused projection) joins their steps.
@@ -203,6 +205,7 @@ def _find_grids(
         name = make_gguf_namer(model_type, config.num_layers)(hf_name)
         steps_array = convert_for_llama_cpp(joined, hf_name, model_type, config)
         grids[name] = (GGMLQuantizationType[f"Q{bits.pop()}_0"], steps_array)
+        # llama.cpp requires a head of an OLMo 2, even a tied one.
         if model_type == "olmo2" and config.tied and name == "token_embd.weight":
             grids["output.weight"] = grids[name]
     return grids
@@ -239,11 +242,11 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
     """Load the GGUF file that was written for `decoder`, with Transformers or, where its reader
     leaves something out, with ours; None where the unpacked weights do not fit into memory.
     """
-    size = sum(parameter.numel() for parameter in decoder.parameters())
-    if 2 * 4 * size > free_memory(torch.device("cpu")):  # two copies in float32
+    num_weights = sum(parameter.numel() for parameter in decoder.parameters())
+    if 2 * 4 * num_weights > free_memory(torch.device("cpu")):  # two copies in float32
         return None
     if is_read_by_transformers(path):
-        with redirect_stderr(io.StringIO()):  # a bar, which no setting of its own switches off
+        with redirect_stderr(io.StringIO()):  # a progress bar that no setting switches off
             return load_hf_model(path.parent, dtype=torch.float32, gguf=path.name, strict=True)
     return read_gguf_decoder(path, max_length=0, dtype=None, device=torch.device("cpu"))
 
@@ -251,9 +254,9 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
 def _round_to_storage(storage: Storage, weight: Tensor) -> Tensor:
     """Return a weight rounded as a GGUF file of this storage rounds it."""
     array = weight.float().cpu().numpy()
-    stored = _choose_type(array, storage, is_vocabulary=False)
-    packed = gguf.quants.quantize(array, stored)
-    return torch.from_numpy(gguf.quants.dequantize(packed, stored)).to(weight)
+    ggml_type = _choose_type(array, storage, is_vocabulary=False)
+    packed = gguf.quants.quantize(array, ggml_type)
+    return torch.from_numpy(gguf.quants.dequantize(packed, ggml_type)).to(weight)
 
 
 def _iterate_arrays(
@@ -266,7 +269,7 @@ def _iterate_arrays(
         array = convert_for_llama_cpp(tensor.numpy(), hf_name, model_type, config)
         yield gguf_name, array
         if model_type == "olmo2" and config.tied and gguf_name == "token_embd.weight":
-            yield "output.weight", array  # llama.cpp requires it
+            yield "output.weight", array  # llama.cpp requires a head of an OLMo 2
     factors = rope_factors(config)
     if factors is not None:
         yield "rope_freqs.weight", factors.numpy()

@@ -83,13 +83,15 @@ def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
     llama.cpp drops white space behind the special tokens of a model whose `name` is Phi-3's.
     """
     added = tokenizer.inner.get_added_tokens_decoder().values()
-    stripped = {token.content for token in added if token.rstrip}
+    stripping = {token.content for token in added if token.rstrip}
     special = {token.content for token in added if token.special or token.content == "</s>"}
-    if any(model_name in name.lower() for model_name in _PHI3) and stripped == special - _PHI3_KEPT:
-        stripped = set()  # llama.cpp strips there by itself
+    is_phi3 = any(model_name in name.lower() for model_name in _PHI3)
+    # llama.cpp strips behind exactly these tokens of a Phi-3, without being told.
+    strips_unasked = is_phi3 and stripping == special - _PHI3_KEPT
+    refused = ("lstrip", "single_word") if strips_unasked else ("lstrip", "rstrip", "single_word")
     for token in added:
-        for option in ("lstrip", "rstrip", "single_word"):
-            if getattr(token, option) and (option != "rstrip" or token.content in stripped):
+        for option in refused:
+            if getattr(token, option):
                 raise _not_expressible(f"the token {token.content!r} that matches with {option}")
     if tokenizer.opening not in ([], [tokenizer.bos]):
         raise _not_expressible(
@@ -154,23 +156,22 @@ def _pre_tokenizer_name(table: dict[str, Any]) -> str:
     Raises:
         WakefulError: no name is known, or the tokenizer is not byte-level BPE.
     """
-    parts = _flatten_steps(table.get("pre_tokenizer"), "pretokenizers")
-    kinds = [part.get("type") for part in parts]
+    steps = _flatten_steps(table.get("pre_tokenizer"), "pretokenizers")
+    kinds = [step.get("type") for step in steps]
     normalizers = [
         step.get("type") for step in _flatten_steps(table.get("normalizer"), "normalizers")
     ]
-    if _is_bpe(table) and kinds and kinds[-1] == "ByteLevel" and normalizers in ([], ["NFC"]):
-        uses_gpt2_pattern = parts[-1].get("use_regex", True)
-        first = parts[0]
-        if parts[-1].get("add_prefix_space"):
-            uses_gpt2_pattern = None  # llama.cpp puts no space before byte-level BPE
+    is_byte_level = _is_bpe(table) and kinds[-1:] == ["ByteLevel"] and normalizers in ([], ["NFC"])
+    # llama.cpp puts no space before a text of a byte-level BPE.
+    if is_byte_level and not steps[-1].get("add_prefix_space"):
+        uses_gpt2_pattern = steps[-1].get("use_regex", True)
         if kinds == ["ByteLevel"] and uses_gpt2_pattern:
             return "gpt-2"
-        splits_digits = kinds == ["Digits", "ByteLevel"] and first.get("individual_digits")
+        splits_digits = kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits")
         if splits_digits and uses_gpt2_pattern:
             return "smollm"
-        if kinds == ["Split", "ByteLevel"] and uses_gpt2_pattern is False and _isolates(first):
-            pattern = first.get("pattern", {}).get("Regex", "")
+        if kinds == ["Split", "ByteLevel"] and not uses_gpt2_pattern and _isolates(steps[0]):
+            pattern = steps[0].get("pattern", {}).get("Regex", "")
             name = _SPLITS.get((pattern, bool(table["model"].get("ignore_merges"))))
             if name is not None:
                 return name
@@ -198,20 +199,21 @@ def _sentencepiece_fields(
         WakefulError: that would not give the same tokens as the tokenizer's own list of merges.
     """
     merge_pairs = read_merges(table["model"])
-    plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
+    normal = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
     byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)}
     unknown = table["model"].get("unk_token")
-    if not byte_tokens <= plain:
+    if not byte_tokens <= normal:
         raise _not_sentencepiece("a token for some byte is missing")
-    merged_tokens = [left + right for left, right in merge_pairs if left + right in plain]
+    merged_tokens = [left + right for left, right in merge_pairs if left + right in normal]
+    # Several pairs make the same token: in succession they can share its score, else not.
     order = [token for token, _ in itertools.groupby(merged_tokens)]
     if len(order) != len(set(order)):
         raise _not_sentencepiece("two tokens' merges take turns")
     known_pairs = set(merge_pairs)
-    for token in plain - byte_tokens:
+    for token in normal - byte_tokens:
         for split in range(1, len(token)):
             left, right = token[:split], token[split:]
-            if left in plain and right in plain and (left, right) not in known_pairs:
+            if left in normal and right in normal and (left, right) not in known_pairs:
                 raise _not_sentencepiece(
                     f"{left!r} and {right!r} are not merged, though {token!r} is a token"
                 )
@@ -221,17 +223,19 @@ def _sentencepiece_fields(
     if unknown is not None:
         special_types.setdefault(unknown, TokenType.UNKNOWN)
     kinds = [special_types.get(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
-    singles = -float(len(order))  # no merge makes a single character
+    for token in tokens:  # no merge makes the tokens that have no score yet
+        scores.setdefault(token, -float(len(order)) if len(token) == 1 else _RARE)
     return {
         _KEYS.MODEL: "llama", _KEYS.PRE: "default", _KEYS.LIST: tokens, _KEYS.TOKEN_TYPE: kinds,
-        _KEYS.SCORES: [scores.get(t, singles if len(t) == 1 else _RARE) for t in tokens],
+        _KEYS.SCORES: [scores[token] for token in tokens],
         _KEYS.ADD_PREFIX: _adds_space_prefix(table),
         _KEYS.UNK_ID: tokens.index(unknown) if unknown in tokens else None,
     }  # fmt: skip
 
 
 def _adds_space_prefix(table: dict[str, Any]) -> bool:
-    """Tell whether a SentencePiece tokenizer puts a space before a text; it writes spaces as "▁".
+    """Tell whether a SentencePiece tokenizer puts a space before a text; it writes spaces as "▁",
+    either by normalizers or by a pre-tokenizer of type "Metaspace".
 
     Raises:
         WakefulError: its normalizer and pre-tokenizer treat spaces in another way.
@@ -244,10 +248,11 @@ def _adds_space_prefix(table: dict[str, Any]) -> bool:
     other_splits = [split for split in splits if split.get("pattern") != {"String": " "}]
     if not other_splits and normalizers in ([prepend, replace], [replace]):
         return normalizers[0] == prepend
-    (split,) = splits if len(splits) == 1 else ({},)
-    keeps_spaces = split.get("type") == "Metaspace" and not split.get("split", True)
-    if not normalizers and keeps_spaces and split.get("replacement") == _SPACE:
-        return split.get("prepend_scheme") != "never"
+    if not normalizers and len(splits) == 1:
+        metaspace = splits[0]
+        keeps_spaces = metaspace.get("type") == "Metaspace" and not metaspace.get("split", True)
+        if keeps_spaces and metaspace.get("replacement") == _SPACE:
+            return metaspace.get("prepend_scheme") != "never"
     raise _not_sentencepiece("its spaces are written in another way")
 
 

@@ -60,6 +60,9 @@ class WakefulPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize the parameters and buffers of one module by their roles; Transformers calls
         this and skips tensors that a checkpoint has set.
+
+        `role.start` names a parameter's distribution. What has none ("defined") gets the values
+        that its variant or rotary table starts with; in any other module, Transformers' own.
         """
         if not (module._parameters or module._buffers):
             return  # most modules: looking for their initial values would take longer than loading
@@ -71,9 +74,10 @@ class WakefulPreTrainedModel(PreTrainedModel):
             *module.named_buffers(recurse=False),
         ):
             if tensor.ndim >= 2 and role_of(tensor) is None:
-                mark_roles(self)
+                mark_roles(self)  # Transformers replaced parameters, and with them their marks
             role = role_of(tensor)
             start = "defined" if role is None else role.start
+            # A "normal" tensor outside of variants has its values from `super()` above.
             if start == "residual" or (start == "normal" and values is not None):
                 init.normal_(tensor, std=deviation(self.config.model, start))
             elif start == "orthogonal":
@@ -112,28 +116,28 @@ class WakefulPreTrainedModel(PreTrainedModel):
         route = self._decoder.route
         tables: dict[str, nn.Embedding] = {}
         resizes = new_num_tokens is not None or pad_to_multiple_of is not None
-        table_names = [
+        weight_names = [
             name for name, role in roles_of(route).items() if resizes and role.vocabulary
         ]
-        for name in table_names:
-            parent = name.rpartition(".")[0]
-            table = route.get_submodule(parent)
+        for weight_name in weight_names:
+            table_name = weight_name.rpartition(".")[0]
+            table = route.get_submodule(table_name)
             if not isinstance(table, nn.Embedding):
                 raise WakefulError(
-                    f"model.route = {route} has a row per token in its parameter {name}, which is "
-                    "not of an nn.Embedding: the vocabulary cannot be resized"
+                    f"model.route = {route} has a row per token in its parameter {weight_name}, "
+                    "which is not of an nn.Embedding: the vocabulary cannot be resized"
                 )
-            tables[parent] = table
+            tables[table_name] = table
         embeddings = super()._resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
-        for parent, old in tables.items():
+        for table_name, old in tables.items():
             assert isinstance(embeddings, nn.Embedding)
             new = self._get_resized_embeddings(
                 old, embeddings.num_embeddings, mean_resizing=mean_resizing
             )
             new.requires_grad_(old.weight.requires_grad)
-            route.set_submodule(parent, new)
+            route.set_submodule(table_name, new)
         return embeddings
 
     def _set_gradient_checkpointing(
@@ -312,7 +316,11 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the model's inputs of a step of `generate()`, including a route's tokens."""
+        """Return the model's inputs of a step of `generate()`.
+
+        Where the prompt is given as embeddings, Transformers drops its ids; a route that reads
+        tokens gets them back, if the caller gave an id for each embedding.
+        """
         kwargs["inputs_embeds"] = inputs_embeds
         base: Any = super()
         inputs = base.prepare_inputs_for_generation(input_ids, *args, **kwargs)
@@ -394,7 +402,7 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
         model = WakefulForCausalLM(config)
     modules = decoder.named_modules(remove_duplicate=False)
     quantized = {name: module for name, module in modules if hasattr(module, "scheme")}
-    for name, module in quantized.items():
+    for name, module in quantized.items():  # they take the place of a renamed projection
         hf_name = "lm_head" if name == "head" else f"model.decoder.{name}"
         parent, _, leaf = hf_name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, module)
@@ -410,8 +418,8 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
 
 
 def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] | None:
-    """Return the initial values, by name, of the tensors of a module that is a rotary table or lies
-    inside a variant (route, norm, normalizer ...); None for another module.
+    """Return the initial values, by name, of the parameters and buffers of a module that is a
+    rotary table or part of a variant (route, norm, normalizer ...); None for another module.
     """
     if isinstance(module, Rotary):
         cos, sin = module.table()

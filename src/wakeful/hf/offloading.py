@@ -28,18 +28,19 @@ def unsplit_modules(decoder: Decoder) -> list[str]:
 
 @contextmanager
 def offloaded_weights_loaded(decoder: Decoder) -> Iterator[None]:
-    """Within a context, load the weights that accelerate offloaded and that the decoder reads
-    without calling their module, which alone would load them.
+    """Within a context, load offloaded weights that the decoder reads without calling their module:
+    accelerate itself loads weights only when their module is called.
     """
-    if "_hf_hook" not in vars(decoder.embed):  # accelerate hooks every module with weights
+    # Accelerate hooks every module with weights, or none.
+    if "_hf_hook" not in vars(decoder.embed):
         yield
         return
     with ExitStack() as stack:
-        for part in _modules_read_directly(decoder):
-            if any(weight.is_meta for weight in part.parameters(recurse=False)):
-                hook: Any = vars(part)["_hf_hook"]
-                hook.pre_forward(part)
-                stack.callback(hook.post_forward, part, None)
+        for module in _modules_read_directly(decoder):
+            if any(weight.is_meta for weight in module.parameters(recurse=False)):
+                hook: Any = vars(module)["_hf_hook"]
+                hook.pre_forward(module)
+                stack.callback(hook.post_forward, module, None)
         yield
 
 

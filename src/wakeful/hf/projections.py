@@ -66,13 +66,13 @@ def name_projections(decoder: Decoder) -> None:
     for block in decoder.blocks:
         roles = roles_of(block)
         for path, name in PROJECTION_NAMES.items():
-            half, _, part = path.partition(".")
-            parent = block.get_submodule(half)
-            module = parent._modules.get(part)
+            sublayer_name, _, key = path.partition(".")  # such as "attention" and "query"
+            sublayer = block.get_submodule(sublayer_name)
+            module = sublayer._modules.get(key)
             if isinstance(module, Heads):
-                setattr(parent, part, NamedHeads(name, module, roles[f"{path}.weight"]))
+                setattr(sublayer, key, NamedHeads(name, module, roles[f"{path}.weight"]))
             elif isinstance(module, nn.Linear):
-                setattr(parent, part, NamedLinear(name, module, roles[f"{path}.weight"]))
+                setattr(sublayer, key, NamedLinear(name, module, roles[f"{path}.weight"]))
 
 
 def projection_name(parameter: str) -> str:

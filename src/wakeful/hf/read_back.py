@@ -104,6 +104,8 @@ def read_back(
     explained = float((rounded_logits - logits).norm()) / size
     if difference <= _ROUNDING * explained:
         return
+    # Not `difference > _OTHER_MODEL`, which is false for NaN. Where rounding alone changes much, a
+    # difference does not prove another model.
     if not difference <= _OTHER_MODEL and explained < _OTHER_MODEL / 10:
         raise Unreadable(
             f"its logits are those of another model: {difference:.0%} of their size apart, and "
@@ -127,6 +129,9 @@ class RoundedParameters(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Call a torch function with its parameters rounded; attributes ("__get__"), such as a
+        shape or a device, are read off the parameters themselves.
+        """
         if getattr(func, "__name__", "") != "__get__":
             args, kwargs = tree_map_only(nn.Parameter, self._round, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -143,7 +148,10 @@ class Unreadable(WakefulError):
 
 
 def _load_by_transformers(folder: Path) -> nn.Module | None:
-    """Load a folder with Transformers; return None where its weights do not fit memory."""
+    """Load a folder with Transformers; return None where its unpacked weights do not fit memory.
+
+    Unquantized weights stay in the files, which are mapped into memory.
+    """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     quantized = getattr(config, "quantization_config", None) is not None
     with Shards(folder) as tensors:
@@ -158,6 +166,7 @@ def _load_by_transformers(folder: Path) -> nn.Module | None:
             attn_implementation=required_attention(config), output_loading_info=True,
         )  # fmt: skip
         model, report = loaded
+        # Quantized files have tensors, such as scales, that are not the model's weights.
         check_loading(report, folder, strict=not quantized)
         if quantized:
             return model
@@ -170,7 +179,7 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBas
     if type(tokenizer).__module__.startswith("transformers_modules"):
         return  # its code lies in the folder, and is not run
     expected = tokenizer.encode(_SAMPLE)
-    if isinstance(tokenizer, Tokenizer):
+    if isinstance(tokenizer, Tokenizer):  # ours encodes without special tokens around the text
         expected = [*tokenizer.opening, *expected, *tokenizer.closing]
     written = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if written.encode(_SAMPLE) != expected:
@@ -182,13 +191,15 @@ def _draw_common_tokens(first: nn.Module, second: nn.Module) -> Int[Tensor, "B L
     contexts and, where a sliding window is short, longer than it.
     """
     models = [first, second]
-    rows = min(embedding_rows(model) for model in models)
+    num_ids = min(embedding_rows(model) for model in models)
     context = min(_config_limit(model, "max_position_embeddings", "context") for model in models)
     window = min(_config_limit(model, "sliding_window", "window") for model in models)
-    length = window + _TOKENS[1] // 2
-    shape = (1, length) if length <= _LONGEST else _TOKENS
+    batch_size, length = _TOKENS
+    past_window = window + length // 2
+    if past_window <= _LONGEST:
+        batch_size, length = 1, past_window
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(rows, (shape[0], min(shape[1], context)), generator=generator)
+    return torch.randint(num_ids, (batch_size, min(length, context)), generator=generator)
 
 
 def embedding_rows(model: nn.Module) -> int:
@@ -199,8 +210,8 @@ def embedding_rows(model: nn.Module) -> int:
 
 
 def _config_limit(model: nn.Module, hf_field: str, decoder_field: str) -> int:
-    """Return a limit in tokens from a model's configuration, by its name in Transformers and in our
-    decoder; 2³⁰ where the configuration has none.
+    """Return a limit in tokens from a model's configuration: the field `hf_field` of a Transformers
+    model or `decoder_field` of our decoder; 2³⁰ where the field is missing, None or 0.
     """
     decoder = as_decoder(model)
     if decoder is None:

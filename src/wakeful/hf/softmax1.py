@@ -155,8 +155,9 @@ def softmax1_attention_forward(
             f"says so: {SOFTMAX1} needs the mask"
         )
     if causal and queries > 1:
-        # An empty static cache was filled: its keys past the queries are not written yet.
+        # Further keys are those of a static cache that are not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
+    # Every query sees all keys: full attention, or a single last query.
     check_kernel(q)
     return attend_with_sink(q, k, v, sink, None, False, scale), None
 

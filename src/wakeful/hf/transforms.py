@@ -31,8 +31,8 @@ _FOLDED = ("weight_input", "weight_output")
 def make_transform_config(
     layers: Sequence[str], matrix: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the `transform_config` by which `layers` multiply their inputs x by `matrix` (n, n),
-    and the tensors to store for it.
+    """Return the `transform_config` that makes a reader multiply the inputs x of `layers` by
+    `matrix` (n, n), and the tensor to store for it, by its name.
 
     The names of all layers end alike, such as "mlp.down_proj". The type is `random-hadamard` also
     for a Hadamard matrix: vLLM has no kernel of type `hadamard` on a CPU, and divides a
@@ -119,10 +119,13 @@ def _attach_transform(
     tensors: Mapping[str, Tensor],
     source: str,
 ) -> None:
-    """Make the layers that one entry (`args`) of a transform's `apply` list names rotate their
-    inputs or outputs.
+    """Rotate the inputs or outputs of the layers that `args`, an entry of the `apply` list of a
+    transform (`group`), names as its targets.
 
     The matrix is stored under `name`; of type "hadamard" it is computed where none is stored.
+
+    Raises:
+        WakefulError: no layer has a name among the targets, or the matrix of a layer is missing.
     """
     from compressed_tensors.utils import match_named_modules  # noqa: PLC0415  # Transformers has read the model by it
 
@@ -135,7 +138,8 @@ def _attach_transform(
     for path, layer in matches:
         width = group.get("head_dim") or getattr(layer, _SIZE_ATTRIBUTES[location])
         if width not in rotations:
-            if group["type"] != "hadamard" or width & (width - 1):
+            is_power_of_two = width & (width - 1) == 0
+            if group["type"] != "hadamard" or not is_power_of_two:
                 problem = f"has no matrix of {width} channels for {path}"
                 raise _transform_error(source, name, problem)
             factors = transform_factors(width, torch.device("cpu"), torch.float32)
@@ -148,7 +152,7 @@ def _attach_transform(
 
 
 def _normalize_matrix(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
-    """Return the orthogonal matrix of a stored one (n, n), which is √n times it; transposed where
+    """Return a stored matrix (n, n) divided by √n, which makes it orthogonal; transposed where
     `args` asks for the inverse.
     """
     matrix = stored.float() / math.sqrt(len(stored))

@@ -49,14 +49,17 @@ def convert_hf_model(model: nn.Module, max_length: int = 0) -> Decoder:
             f"our decoder cannot be a {type(model).__name__} whose layers or cache are quantized: "
             "take the model before it was quantized"
         )
-    first = next(model.parameters())
     family, config = convert_hf_config(model.config, max_length)
     config = _set_attention_normalizer(model, config)
+    # The model may have another head than its configuration says: it was changed in memory.
     if config.tied or model.get_output_embeddings() is not None:
         config = dataclasses.replace(config, tied=shares_head(model))
-    path = Path(type(model).__name__)
-    tensors = model.state_dict()
-    return _fill_decoder(config, family, tensors, path, first.dtype, first.device).eval()
+    first = next(model.parameters())
+    name_in_errors = Path(type(model).__name__)
+    decoder = _fill_decoder(
+        config, family, model.state_dict(), name_in_errors, first.dtype, first.device
+    )
+    return decoder.eval()
 
 
 def read_exported_decoder(
@@ -86,7 +89,8 @@ def read_gguf_decoder(
 
 
 def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
-    """Convert a Transformers configuration to ours; return its family of architectures with it.
+    """Convert a Transformers configuration to ours; return its family of architectures and our
+    configuration, with a context of `max_length` tokens (0: the model's own).
 
     Raises:
         WakefulError: our decoder cannot represent the model, or its weights are quantized.
@@ -125,6 +129,7 @@ def _set_attention_normalizer(model: PreTrainedModel, config: ModelConfig) -> Mo
             softmax beside softmax-1.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
+    # Our own class ignores the setting, and "eager" is the architecture's own definition.
     if model.config.model_type == WakefulConfig.model_type or name in (None, "eager"):
         return config
     if name == SOFTMAX1:
@@ -166,11 +171,11 @@ def _fill_decoder(
     parameters = dict(decoder.named_parameters())
     for name, link in links.items():
         tensor = read_floats(tensors, checkpoint_names[name]).to(dtype=dtype)
-        expected = link.join([parameters[part] for part in link.decoder_names]).shape
-        if tensor.shape != expected:
+        expected_shape = link.join([parameters[part] for part in link.decoder_names]).shape
+        if tensor.shape != expected_shape:
             raise WakefulError(
                 f"the tensor {checkpoint_names[name]} has shape {tuple(tensor.shape)}, and the "
-                f"configuration makes it {tuple(expected)}"
+                f"configuration makes it {tuple(expected_shape)}"
             )
         for decoder_name, part in zip(link.decoder_names, link.split(tensor), strict=True):
             owner, _, key = decoder_name.rpartition(".")
@@ -187,11 +192,11 @@ def _fill_decoder(
 def _match_names(
     family: Family, link_names: Collection[str], tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
-    """Return the checkpoint's name of every tensor in `link_names`.
+    """Return the checkpoint's name of every tensor that a link has (`link_names`), by that name.
 
     Raises:
-        WakefulError: the checkpoint lacks one of them, or has a tensor that is neither among them
-            nor a constant nor the head of a model with a tied head.
+        WakefulError: the checkpoint lacks such a tensor, or has one that is neither in a link nor a
+            constant nor the head of a model with a tied head.
     """
     checkpoint_names: dict[str, str] = {}
     for checkpoint_name in tensors:
@@ -205,11 +210,11 @@ def _match_names(
             )
     missing = [name for name in link_names if name not in checkpoint_names]
     if missing:
-        first = family.checkpoint_name(missing[0])
+        problem = f"the checkpoint has no tensor {family.checkpoint_name(missing[0])}"
+        if len(missing) == 1:
+            raise WakefulError(f"{problem}, which the configuration needs")
         raise WakefulError(
-            f"the checkpoint has no tensor {first}, nor {len(missing) - 1} others that the "
-            "configuration needs: is a shard missing?"
-            if len(missing) > 1
-            else f"the checkpoint has no tensor {first}, which the configuration needs"
+            f"{problem}, nor {len(missing) - 1} others that the configuration needs: is a shard "
+            "missing?"
         )
     return checkpoint_names

@@ -149,15 +149,18 @@ def architecture_to_write(
 def stock_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     """Return the `model_type` and configuration of the Transformers architecture that computes the
     same function as the folded decoder; our own class where there is none.
+
+    A family's nearest configuration is the same model if it converts back to the decoder's.
     """
-    plain = folded_config(config)
+    folded_decoder_config = folded_config(config)
+    expected = canonical_config(folded_decoder_config)
     for family in STOCK:
-        hf_config = family.to_hf_config(plain)
+        hf_config = family.to_hf_config(folded_decoder_config)
         try:
-            back = family.from_hf_config(hf_config, 0)
-        except WakefulError:  # the nearest configuration cannot be converted back
+            converted_back = family.from_hf_config(hf_config, 0)
+        except WakefulError:  # our decoder cannot be that model at all
             continue
-        if canonical_config(back) == canonical_config(plain):
+        if canonical_config(converted_back) == expected:
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
             hf_config.architectures = [name if isinstance(name, str) else name[0]]
             return hf_config.model_type, hf_config
@@ -181,7 +184,7 @@ def hf_tensors(
         WakefulError: a value is not finite in its type.
     """
     family = FAMILIES[model_type]
-    if model_type != WakefulConfig.model_type:
+    if model_type != WakefulConfig.model_type:  # stock architectures have the folded weights
         decoder = folded(decoder)
     decoder_tensors = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
     decoder_tensors |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
@@ -232,10 +235,11 @@ def _older_rope_fields(rope: dict[str, Any], model_type: str) -> dict[str, Any]:
             for layer_type, name in base_fields.items()
             if layer_type in rope
         }
-        # Elsewhere Transformers 5 would apply rope_scaling to every layer.
-        if model_type != "gemma3_text":
-            return fields
-        return fields | _rope_scaling_field(rope["full_attention"], ("rope_theta",))
+        # From this field, Transformers 5 would scale the RoPE of every layer; of a Gemma 3 it knows
+        # that only the layers with full attention are meant.
+        if model_type == "gemma3_text":
+            fields |= _rope_scaling_field(rope["full_attention"], ("rope_theta",))
+        return fields
     neox = model_type == "gpt_neox"
     names = {
         "rope_theta": "rotary_emb_base" if neox else "rope_theta",
@@ -305,6 +309,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
         "eos_token_id": eos_ids if len(eos_ids) > 1 else eos,
         PAD: pad,
     }
+    # The settings were saved with a pad token for which the embedding has no row.
     if pad is None and generation.pop(PAD, None) is not None:
         (folder / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", "utf-8")
     return {name: token for name, token in ids.items() if token is not None}
@@ -332,6 +337,7 @@ def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokeni
                 continue
         settings = _token_settings(hf_tokenizer.backend_tokenizer)
         same_surrounding = surrounding == (tokenizer.opening, tokenizer.closing)
+        # Transformers may have added special tokens.
         if same_surrounding and expected.items() <= settings.items():
             return candidate
     return None
@@ -342,10 +348,10 @@ def _token_settings(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
     model and decoder by name, and how each added token matches, by its id and text.
     """
     table = json.loads(inner.to_str())
-    parts: dict[Any, Any] = {name: table[name] for name in _PARTS}
+    settings: dict[Any, Any] = {name: table[name] for name in _PARTS}
     for token in table["added_tokens"]:
-        parts[token["id"], token["content"]] = [token[name] for name in _MATCHED]
-    return parts
+        settings[token["id"], token["content"]] = [token[name] for name in _MATCHED]
+    return settings
 
 
 def write_generation(folder: Path, ids: Ids) -> None:

@@ -41,26 +41,24 @@ def model_card(
     source = source or model
     run = run_at(source.path)
     lineage, origin = _describe_lineage(model, source, done)
-    own = kind == WakefulConfig.model_type
+    lineage = lineage or [f"Written from {escape_markdown(model.name)}; nothing was trained.\n"]
+    if run is not None:
+        lineage += _training_lines(run, model, source)
+    has_own_code = kind == WakefulConfig.model_type
+    code = f"the stock architecture {escape_markdown(kind)}"
+    if has_own_code:
+        code = "its code lies beside its weights"
     decoder, module = as_decoder(model.module), cast(Any, model.module)
     width = decoder.config.width if decoder else module.config.get_text_config().hidden_size
-    total = sum(parameter.numel() for parameter in model.module.parameters())
-    code = (
-        "its code lies beside its weights"
-        if own
-        else f"the stock architecture {escape_markdown(kind)}"
+    num_parameters = sum(parameter.numel() for parameter in model.module.parameters())
+    about = (
+        f"{len(model.blocks)} layers of width {width}, {num_parameters:,} parameters, context "
+        f"{model.context}; {code}."
     )
-    softmax1 = decoder is None and attention_implementation(module) == SOFTMAX1
     return _card(
-        model.name, [kind], origin,
-        f"{len(model.blocks)} layers of width {width}, {total:,} parameters, context "
-        f"{model.context}; {code}.",
-        [
-            *(lineage or [f"Written from {escape_markdown(model.name)}; nothing was trained.\n"]),
-            *(_training_lines(run, model, source) if run is not None else []),
-            *_format_figures(figures),
-        ],
-        [*_past_commands(run), command], trusted=own, softmax1=softmax1,
+        model.name, [kind], origin, about, [*lineage, *_format_figures(figures)],
+        [*_past_commands(run), command], trusted=has_own_code,
+        softmax1=decoder is None and attention_implementation(module) == SOFTMAX1,
     )  # fmt: skip
 
 
@@ -70,7 +68,8 @@ def file_lineage(model: Model, *, done: Iterable[str] = ()) -> tuple[str, str]:
     part of its path; "" for none).
     """
     lines, origin = _describe_lineage(model, model, done)
-    return " ".join(" ".join(lines).split()), origin if _on_hub(origin) else Path(origin).name
+    one_line = " ".join(" ".join(lines).split())
+    return one_line, origin if _on_hub(origin) else Path(origin).name
 
 
 def _describe_lineage(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
@@ -80,9 +79,11 @@ def _describe_lineage(model: Model, source: Model, done: Iterable[str]) -> tuple
     `source` is the model that it was derived from by the steps `done`, or the model itself.
     """
     run = run_at(source.path)
+    is_derived = source is not model
     lines = _lineage_lines(run) if run is not None else []
-    lines += _format_origin(source.name, done) if source is not model or done else []
-    return lines, _initial_model(run) or (source.name if source is not model else "")
+    if is_derived or done:
+        lines += _format_origin(source.name, done)
+    return lines, _initial_model(run) or (source.name if is_derived else "")
 
 
 def quantized_card(
@@ -171,14 +172,14 @@ def _on_hub(name: str) -> bool:
 def _lineage_lines(run: Run) -> list[str]:
     """Return sentences on a run's start (random or inherited) and its objective."""
     initial, train = run.header.initial, run.config.train
-    teacher = train.distill
+    distillation = train.distill
     lines = [f"Trained from random weights, seed {train.seed}.\n"]
     if initial is not None:
         lines = [f"{line}\n" for line in _inheritance_lines(run, initial)]
-    if teacher.teacher:
+    if distillation.teacher:
         lines.append(
-            f"Trained on {escape_markdown(teacher.teacher)}'s predictions: "
-            f"{describe_objective(teacher, 'teacher', 'student')}.\n"
+            f"Trained on {escape_markdown(distillation.teacher)}'s predictions: "
+            f"{describe_objective(distillation, 'teacher', 'student')}.\n"
         )
     elif initial is not None:
         lines.append("Trained on text by cross-entropy.\n")
@@ -186,8 +187,8 @@ def _lineage_lines(run: Run) -> list[str]:
 
 
 def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on the weights that a run inherits from a reference model (`initial` in its
-    header): which layers, under which license, and the bridges between them.
+    """Yield sentences on the weights that a run starts with, beside or from a reference model
+    (`initial` in its header): which layers, under which license, and the bridges between them.
     """
     reference, layers = escape_markdown(initial.get("reference")), initial.get("layers") or []
     arm, folder = escape_markdown(initial.get("arm", "")), _inheritance_folder(run)
@@ -195,8 +196,8 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
         terms = "The license of that model holds here too."
         if initial.get("random") is True:
             terms = "No weight comes from that model."
-        start = escape_markdown(initial["baseline"])
-        yield f"The baseline {arm} beside the heirs of {reference}: {start}. {terms}"
+        description = escape_markdown(initial["baseline"])
+        yield f"The baseline {arm} beside the heirs of {reference}: {description}. {terms}"
     else:
         which = f", its layers {format_layers(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{which}. Its license holds here too."
@@ -207,7 +208,8 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
-    """Yield the card's lines on the training data and the validation loss of a finished run.
+    """Yield the card's lines on the training data and the validation loss of a finished run; none
+    for an unfinished one.
 
     `source` is the run's model, and `model` the card's: the same, or one derived from it. A loss is
     then that of the source, and is left out where `model` has fewer layers.
@@ -220,7 +222,8 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
     offset = (run.header.initial or {}).get("offset")
     earlier_steps = offset if isinstance(offset, int) else 0  # of the runs that it continues
     tokens_per_step = train.batch_size * train.length
-    if step not in (0, steps):  # 0 is the newest
+    # The summary is of the last step; 0 stands for the newest checkpoint.
+    if step not in (0, steps):
         logged = {row.step: row.tokens for row in rows(run, StepRow)}
         tokens, steps = logged.get(step, step * tokens_per_step), step
         validation = {row.step: row for row in rows(run, ValidationRow)}.get(step)
@@ -258,7 +261,7 @@ def _past_commands(run: Run | None) -> Iterator[str]:
 def _inheritance_folder(run: Run) -> Path | None:
     """Return the folder of the inheritance that a run belongs to; None for another run.
 
-    It is the run's parent or, for a later seed, the parent of that.
+    It is the run's parent folder or, for a run of a later seed, the parent's parent.
     """
     path, files = run.path.absolute(), ("plan.json", "recipe.toml")
     for folder in (path.parent, path.parent.parent):

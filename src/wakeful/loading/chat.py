@@ -53,23 +53,24 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
         raise _altered_message_error()
     after_ids = tokenizer.encode_marked(after)
     added = tokenizer.inner.get_added_tokens_decoder()
-    specials = [added[token].content for token in tokenizer.special_tokens]
+    special_texts = [added[token].content for token in tokenizer.special_tokens]
 
     def encode(message: str) -> list[int]:
         text = render(message)
-        if not any(special in message for special in specials):
+        if not any(special in message for special in special_texts):
             return tokenizer.encode_marked(text)
-        # Encoded by itself, the message contains no special token.
+        # `encode` makes no special token of the message, as `encode_marked` would.
         if not (text.startswith(before) and text.endswith(after)):
             raise _altered_message_error()
-        inner = text[len(before) : len(text) - len(after)]
-        return [*tokenizer.encode_marked(before), *tokenizer.encode(inner), *after_ids]
+        rendered_message = text[len(before) : len(text) - len(after)]
+        encoded_message = tokenizer.encode(rendered_message)
+        return [*tokenizer.encode_marked(before), *encoded_message, *after_ids]
 
     try:
-        _, answer, rest = render(_MESSAGE, _ANSWER).partition(_ANSWER)
+        _, answer, after_answer = render(_MESSAGE, _ANSWER).partition(_ANSWER)
     except WakefulError:  # a template for questions alone
-        answer, rest = "", ""
-    end_ids = tokenizer.encode_marked(rest) if answer else after_ids
+        answer, after_answer = "", ""
+    end_ids = tokenizer.encode_marked(after_answer) if answer else after_ids
     answer_end = _first_special(tokenizer, end_ids)
     return Turn(tokenizer.encode_marked(before), after_ids, answer_end, encode)
 
@@ -104,9 +105,9 @@ def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
 def _first_special(tokenizer: Tokenizer, ids: list[int]) -> int | None:
     """Return the first special token in `ids`, else the first added token, else None."""
     added = tokenizer.inner.get_added_tokens_decoder()
-    special = [token for token in ids if token in tokenizer.special_tokens]
-    special = special or [token for token in ids if token in added]
-    return special[0] if special else None
+    special_ids = [token for token in ids if token in tokenizer.special_tokens]
+    added_ids = [token for token in ids if token in added]
+    return next(iter(special_ids + added_ids), None)
 
 
 def _altered_message_error() -> WakefulError:

@@ -72,11 +72,12 @@ def locate_model(source: str | Path) -> Location:
         return Location("folder", smollm2_folder(), SMOLLM2)
     path = Path(source)
     if not os.path.isdir(path):  # os.path, as pathlib raises for a name that is too long
-        is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
+        if path.suffix == ".gguf" and os.path.isfile(path):
+            return Location("gguf", path, path.stem)
         hint = "" if "/" in str(source) else did_you_mean(str(source), [SMOLLM2])
-        if hint and not is_gguf:  # without a network, asking the hub would take a minute
+        if hint:  # without a network, asking the hub would take a minute
             raise WakefulError(f"unknown model {str(source)[:80]!r}{hint}")
-        return Location("gguf", path, path.stem) if is_gguf else Location("hub", path, str(source))
+        return Location("hub", path, str(source))
     name = Path(os.path.abspath(path)).name  # a symbolic link's own name
     if (path / "run.json").is_file():
         return Location("run", path, name)
@@ -226,8 +227,9 @@ def _load(
 
 
 def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
-    """Return the type of most weights in a model's safetensors files, and the other weights' types
-    by name; None and {} for a run, a GGUF file, or files that cannot be found.
+    """Return the type of most weights in a model's safetensors files, and the types of the other
+    weights by name (see `Shards.types`); None and {} for a run, a GGUF file, or files that cannot
+    be found.
     """
     folder = location.path
     if location.kind == "hub":  # the model has been loaded, so its files are in the cache
@@ -248,7 +250,7 @@ def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None
     """Tell whether the memory of the host holds a model's weights twice, for a tool that makes a
     copy; True on a GPU. Weights that do not fit stay in their files (`wakeful.paged`).
     """
-    if device.type != "cpu":
+    if device.type != "cpu":  # only the CPU computes with weights in files
         return True
     size = sum(tensor.numel() * (dtype or tensor.dtype).itemsize for tensor in tensors.values())
     return COPIES * size <= free_memory(device)
@@ -308,13 +310,14 @@ def _load_run(
     with run.naming_modules():
         checkpoint.check_description(folder, config.model)
         decoder = Decoder(config.model)
-    if config.train.dtype == "float64":
+    if config.train.dtype == "float64":  # in other runs the weights are float32
         decoder.double()
     checkpoint.load_model(folder, decoder)
-    stored, number = decoder.embed.weight.dtype, int(folder.name.removeprefix("step-"))
+    stored = decoder.embed.weight.dtype
     decoder = decoder.to(device=device, dtype=dtype)
     model = _wrap_decoder(decoder, config.name, run.path, partial(Tokenizer.load, run.path))
-    return dataclasses.replace(model, step=number, stored=stored)
+    checkpoint_step = int(folder.name.removeprefix("step-"))
+    return dataclasses.replace(model, step=checkpoint_step, stored=stored)
 
 
 def _wrap_decoder(
@@ -336,16 +339,21 @@ def _load_transformers(
     *,
     strict: bool,
 ) -> Model:
-    """Load a model by Transformers; weights that exceed memory stay in their files."""
+    """Load a model by Transformers; weights that exceed memory stay in their files.
+
+    With `dtype` None the weights keep their types; with `strict` an unexpected tensor is an error.
+    """
     gguf = location.path.name if location.kind == "gguf" else ""
     source = location.name if location.kind == "hub" else location.path
-    exceeds_memory, mixed = False, False
+    exceeds_memory, has_several_types = False, False
     if location.kind == "folder":
-        read_generation(location.path, GENERATION)
+        read_generation(location.path, GENERATION)  # raises where the file is damaged
         with Shards(location.path) as tensors:
-            exceeds_memory, mixed = not fits_memory(tensors, device, dtype), bool(tensors.types)
-            # Transformers would round weights of several types to one, and unpacked 8-bit floats.
-            if dtype is None and (mixed or (strict and tensors.stored is None)):
+            exceeds_memory = not fits_memory(tensors, device, dtype)
+            has_several_types = bool(tensors.types)
+            holds_codes = strict and tensors.stored is None  # 8-bit floats, which are unpacked
+            # By itself Transformers would round all these weights to one narrow type.
+            if dtype is None and (has_several_types or holds_codes):
                 dtype = tensors.widest or torch.float32
     failure, advice = f"{location.path} cannot be loaded", ""
     if gguf:
@@ -358,7 +366,7 @@ def _load_transformers(
             dtype="auto" if exceeds_memory else dtype or "auto",
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-    if exceeds_memory and mixed:
+    if exceeds_memory and has_several_types:  # loaded as "auto", above
         with Shards(location.path) as tensors:
             restore_wide_tensors(module, tensors)
     if exceeds_memory:
@@ -373,7 +381,12 @@ def _load_transformers(
 
 
 def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
-    """Wrap a module in memory as a `Model`; weights are copied only where they are offloaded."""
+    """Wrap a module in memory as a `Model`; weights are copied only where they are offloaded.
+
+    Raises:
+        WakefulError: the module is not a language model. A missing tokenizer is an error only when
+            it is first used.
+    """
 
     def read() -> AnyTokenizer:
         if tokenizer is None:
@@ -385,9 +398,9 @@ def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: 
     decoder = as_decoder(module)  # raises for anything but a model
     module = with_resident_weights(module)
     context = _context_length(module) if decoder is None else decoder.config.context
-    named = getattr(getattr(module, "config", None), "name_or_path", "")
+    hf_name = getattr(getattr(module, "config", None), "name_or_path", "")
     return Model(
-        name=Path(named).name if named else type(module).__name__,
+        name=Path(hf_name).name if hf_name else type(module).__name__,
         module=module,
         context=min(context, max_length or _UNLIMITED),
         architecture=type(module).__name__ if decoder is None else "wakeful decoder",
@@ -398,9 +411,10 @@ def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: 
 def _describe_wrong_source(value: object) -> str:
     """Return the error message for a value that is neither a model nor the name of one."""
     class_name = type(value).__name__
-    inner, tokenizer = getattr(value, "model", None), getattr(value, "tokenizer", None)
-    if isinstance(inner, nn.Module):  # a pipeline of Transformers, a Trainer
-        more = "" if tokenizer is None else " and tokenizer=it.tokenizer"
+    # A pipeline of Transformers and a Trainer have a model, and mostly a tokenizer.
+    if isinstance(getattr(value, "model", None), nn.Module):
+        has_tokenizer = getattr(value, "tokenizer", None) is not None
+        more = " and tokenizer=it.tokenizer" if has_tokenizer else ""
         return f"a {class_name} is not a model, it has one: give its .model{more}"
     return f"model is a {class_name}: give a path, a name, what wakeful.load returned, or a module"
 
@@ -433,9 +447,10 @@ def _stock_tokenizer(
     if "gguf_file" in options and type(tokenizer).__name__.startswith("Qwen2Tokenizer"):
         # A GGUF file does not say so, but every tokenizer of that class normalizes to NFC.
         tokenizer.backend_tokenizer.normalizer = NFC()
-    longest: Any = tokenizer.model_max_length
-    if not isinstance(longest, int | float):
-        raise WakefulError(f"{source}: model_max_length = {longest!r} in {CONFIG} must be a number")
+    max_length: Any = tokenizer.model_max_length
+    if not isinstance(max_length, int | float):
+        problem = f"model_max_length = {max_length!r} in {CONFIG} must be a number"
+        raise WakefulError(f"{source}: {problem}")
     return tokenizer
 
 

@@ -123,22 +123,23 @@ class Model:
         """Generation settings: those of generation_config.json or, without that file, the
         configuration's `eos_token_id` where it is not the tokenizer's.
         """
-        tokenizer, table = self.tokenizer, dict[str, Any]()
-        generation_config = getattr(self.module, "generation_config", None)
         if self.generation_source is not None:
             return self.generation_source.generation
+        tokenizer, table = self.tokenizer, dict[str, Any]()
+        generation_config = getattr(self.module, "generation_config", None)
         if isinstance(generation_config, GenerationConfig):
             table = json.loads(generation_config.to_json_string())
             table.pop("transformers_version", None)
-            if not table.pop("_from_model_config", False):  # it comes from a file
+            # Without a file, Transformers makes these settings of the configuration.
+            if not table.pop("_from_model_config", False):
                 return table
         elif isinstance(tokenizer, Tokenizer):
             return json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
         elif self.path is not None:
-            beside, file = read_companion_files(self.path), self.path / "config.json"
-            if GENERATION in beside:
-                return json.loads(beside[GENERATION])
-            table = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+            files, config_file = read_companion_files(self.path), self.path / "config.json"
+            if GENERATION in files:
+                return json.loads(files[GENERATION])
+            table = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         ends = table.get("eos_token_id")
         return {} if ends in (None, self.end) else {"eos_token_id": ends}
 
@@ -160,7 +161,7 @@ class Model:
             prefix_length = parts.get("stored_prefix", 0)  # pyright: ignore
         else:
             prefix_length = decoder.config.stored_prefix
-        return [token for token in added if not prefix_length or token != self.bos]
+        return [token for token in added if token != self.bos] if prefix_length else added
 
     @property
     def adds_bos(self) -> bool:
@@ -255,12 +256,12 @@ class Model:
         """
         decoder = as_decoder(self.module)
         embedding = self.module.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore
-        size = len(embedding.weight)
-        for token in (max(tokens, default=0), min(tokens, default=0)):
-            if not 0 <= token < size:
+        vocab_size = len(embedding.weight)
+        for token in (max(tokens, default=0), min(tokens, default=0)):  # the others lie between
+            if not 0 <= token < vocab_size:
                 raise WakefulError(
-                    f"{self.name} is given token {token}, and has embeddings of {size} tokens: "
-                    "load it with its own tokenizer"
+                    f"{self.name} is given token {token}, and has embeddings of {vocab_size} "
+                    "tokens: load it with its own tokenizer"
                 )
         return tokens
 
@@ -298,7 +299,8 @@ class Model:
             return self
         config: Any = self.module.config.get_text_config()  # pyright: ignore
         full_context = getattr(config, "max_position_embeddings", None) or 0
-        decoder = convert_hf_model(self.module, self.context if self.context < full_context else 0)
+        max_length = self.context if self.context < full_context else 0  # 0: the full context
+        decoder = convert_hf_model(self.module, max_length)
         return dataclasses.replace(
             self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
             agreement=compare_logits(self.module, decoder),  # pyright: ignore[reportArgumentType]
@@ -338,7 +340,7 @@ class Model:
         """
         tokenizer, stop = self.wakeful_tokenizer, self.ends
         if chat:
-            turn = self._turn(prompt, bos)
+            turn = self._chat_turn(prompt, bos)
             prompt_ids = turn.encode(str(prompt))
             stop |= set() if turn.answer_end is None else {turn.answer_end}
         else:
@@ -347,10 +349,15 @@ class Model:
             prompt_ids or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
             top_k=top_k, top_p=top_p, seed=seed, stop=stop,
         )  # fmt: skip
+        # A continuation may begin inside a character of the prompt; an answer is a new text.
         return _decode_stream(StreamDecoder(tokenizer, () if chat else prompt_ids), tokens)
 
-    def _turn(self, prompt: str | Sequence[int], bos: Bos) -> Turn:
-        """Return the user's turn of the chat template."""
+    def _chat_turn(self, prompt: str | Sequence[int], bos: Bos) -> Turn:
+        """Return the user's turn of the tokenizer's chat template.
+
+        Raises:
+            WakefulError: the prompt is not a text, `bos` is not "auto", or there is no template.
+        """
         if not isinstance(prompt, str):
             raise WakefulError("chat takes a text, and a prompt of token ids is taken as it is")
         if bos != "auto":
@@ -380,8 +387,8 @@ class Model:
         return self._evaluate_each(tokens)
 
     def _evaluate_each(self, tokens: Iterator[int]) -> Iterator[int]:
-        """Yield tokens, each computed in evaluation mode; between them the module is in the mode
-        that its owner set.
+        """Yield the tokens of an iterator that computes them with the module. It is in evaluation
+        mode only while a token is computed; in between it is in the mode that its owner set.
         """
         while True:
             with default_torch_state(), evaluating(self.module):
@@ -406,7 +413,7 @@ class Model:
             tokenizer.save(folder)
             return
         tokenizer.save_pretrained(folder)
-        if self.context < tokenizer.model_max_length:
+        if self.context < tokenizer.model_max_length:  # the model was loaded with a shorter context
             table = json.loads((folder / CONFIG).read_text("utf-8"))
             text = json.dumps(table | {"model_max_length": self.context}, indent=2)
             (folder / CONFIG).write_text(text + "\n", "utf-8")

@@ -111,7 +111,7 @@ class EvaluationText(EvaluationData):
         is less than `length`, with the UTF-8 bytes of their counted targets.
         """
         text = self.beginning.text_of(loaded.encode_plain, length * num_sequences)
-        tokens, ends = tokenize(loaded, text)
+        tokens, byte_ends = tokenize(loaded, text)
         if len(tokens) < 2:
             raise WakefulError(
                 f"the text has {len(tokens)} of {loaded.name}'s tokens; at least 2 are needed"
@@ -119,14 +119,14 @@ class EvaluationText(EvaluationData):
         stream = [loaded.bos, *tokens] if bos and loaded.bos is not None else tokens
         windows = cut_windows(stream, length=length, stride=stride, bos=bos)
         windows = windows[:num_sequences] if num_sequences else windows
-        if ends is None:
+        if byte_ends is None:
             return windows
-        with_bytes: list[Window] = []
+        windows_with_bytes: list[Window] = []
         for window in windows:
             start = window.first_target - bos  # in the text, which has no BOS
-            num_bytes = float(ends[start + window.counted] - ends[start])
-            with_bytes.append(dataclasses.replace(window, num_bytes=num_bytes))
-        return with_bytes
+            num_bytes = float(byte_ends[start + window.counted] - byte_ends[start])
+            windows_with_bytes.append(dataclasses.replace(window, num_bytes=num_bytes))
+        return windows_with_bytes
 
     def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
         """Return the score in bits per byte; none where the windows' bytes are unknown."""
@@ -159,8 +159,13 @@ class EvaluationTask(EvaluationData):
     ) -> list[list[int]]:
         """Return the first `num_sequences` validation sequences of `length` tokens, each with
         `targets` further tokens after it.
+
+        Raises:
+            WakefulError: the model does not have the task's tokens, `bos` is False, or there are
+                fewer sequences.
         """
         task = self.task
+        # After BOS, a task's characters have the ids 1, 2, …
         ids = [[number] for number in range(1, len(task.characters) + 1)]
         if loaded.bos != BOS_ID or [*map(loaded.encode_plain, task.characters)] != ids:
             raise WakefulError(
@@ -190,8 +195,8 @@ class EvaluationTask(EvaluationData):
                 f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
             )
         num_windows = VALIDATION_TOKENS // length
-        number = min(num_sequences or num_windows, num_windows)
-        rows = self.sequences(loaded, length=length, num_sequences=number, bos=bos, targets=1)
+        num_windows = min(num_sequences or num_windows, num_windows)
+        rows = self.sequences(loaded, length=length, num_sequences=num_windows, bos=bos, targets=1)
         return [Window(row[:-1], row[1:], 1) for row in rows]
 
     def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
@@ -261,10 +266,12 @@ def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
     if ends is None:
         return tokens, None
     code_points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    sizes = 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000)
-    bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    # UTF-8 takes 1 to 4 bytes for a character.
+    num_bytes = 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000)
+    bytes_before = np.concatenate([[0], np.cumsum(num_bytes, dtype=np.int64)])
     # Where one character is several tokens, an end may lie before the previous token's.
     byte_ends = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
+    # Characters after the last token, such as a final space, count with it.
     return tokens, [0, *byte_ends[:-1].tolist(), int(bytes_before[-1])]
 
 
@@ -275,16 +282,16 @@ def cut_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> li
     BOS and replaces the first input of every window.
     """
     windows: list[Window] = []
-    next_target = 1
     start = 0
+    next_target = 1  # index in the stream of the first target that no window has counted yet
     while next_target < len(stream):
         inputs = stream[start : start + length]
         targets = stream[start + 1 : start + length + 1]
         inputs = inputs[: len(targets)]
         if bos:
             inputs[0] = stream[0]
-        num_counted = next_target - start - 1
-        targets = [IGNORED] * num_counted + targets[num_counted:]
+        num_counted_before = next_target - (start + 1)
+        targets = [IGNORED] * num_counted_before + targets[num_counted_before:]
         windows.append(Window(inputs, targets, next_target))
         next_target = start + len(targets) + 1
         start += stride

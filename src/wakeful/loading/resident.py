@@ -42,10 +42,10 @@ def with_resident_weights(model: nn.Module) -> nn.Module:
         WakefulError: a weight is on the meta device, and no hook has its values.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    hooked = any("_hf_hook" in vars(part) for part in model.modules())
-    if not hooked and not any(tensor.is_meta or tensor.is_inference() for tensor in tensors):
+    has_hooks = any("_hf_hook" in vars(module) for module in model.modules())
+    if not has_hooks and not any(tensor.is_meta or tensor.is_inference() for tensor in tensors):
         return model
-    offloaded = any(tensor.is_meta for tensor in tensors)
+    is_offloaded = any(tensor.is_meta for tensor in tensors)
     values: dict[int, Tensor] = {
         id(tensor): _without_inference_mode(tensor) for tensor in tensors if not tensor.is_meta
     }
@@ -57,10 +57,10 @@ def with_resident_weights(model: nn.Module) -> nn.Module:
                 "meta device: load the model with its weights"
             )
     resident = _copy_without_hooks(model, values)
-    if offloaded:
+    if is_offloaded:
         resident.to(_CPU)
         _tie_head(resident)
-    else:
+    else:  # perhaps spread over several devices, and the hooks that moved inputs are gone
         _move_inputs(model, resident)
     return resident
 
@@ -83,70 +83,73 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
     """Return the values of a model's offloaded weights, which are on the meta device, by the `id`
     of the weight.
 
-    Accelerate's hooks have the values. Matrices stay in files where they do not fit memory.
+    Accelerate's hooks have the values, in memory (`cpu_offload`) or in files (`disk_offload`).
+    Matrices from files stay in files where they do not fit memory.
     """
-    size = sum(tensor.nbytes for tensor in model.parameters() if tensor.is_meta)
-    exceeds_memory = size * COPIES > free_memory(_CPU)
+    num_bytes = sum(tensor.nbytes for tensor in model.parameters() if tensor.is_meta)
+    exceeds_memory = num_bytes * COPIES > free_memory(_CPU)
     resident: dict[int, Tensor] = {}
-    shared: dict[tuple[Any, ...], Tensor] = {}
-    for part in model.modules():
-        for hook in _hooks(part):
+    resident_by_memory: dict[tuple[Any, ...], Tensor] = {}
+    for module in model.modules():
+        for hook in _hooks(module):
             values = getattr(hook, "weights_map", None)
             if values is None:
                 continue
-            recurse = bool(hook.place_submodules)
+            recurse = bool(hook.place_submodules)  # the hook has the weights of submodules too
             in_memory = isinstance(getattr(values, "dataset", values), dict)
-            named = [*part.named_parameters(recurse=recurse), *part.named_buffers(recurse=recurse)]
-            for name, tensor in named:
+            for name, tensor in (
+                *module.named_parameters(recurse=recurse),
+                *module.named_buffers(recurse=recurse),
+            ):
                 if not tensor.is_meta or id(tensor) in resident:
                     continue
                 value = _without_inference_mode(values[name].detach())
                 memory = value.data_ptr(), value.shape, value.dtype
-                if in_memory and memory in shared:  # tied weights share their memory
-                    resident[id(tensor)] = shared[memory]
+                if in_memory and memory in resident_by_memory:  # tied weights share their memory
+                    resident[id(tensor)] = resident_by_memory[memory]
                     continue
                 if exceeds_memory and not in_memory and value.ndim > 1:
                     value = copy_to_file(value)
                 if isinstance(tensor, nn.Parameter):
                     value = nn.Parameter(value, requires_grad=tensor.requires_grad)
-                resident[id(tensor)] = shared[memory] = value
+                resident[id(tensor)] = resident_by_memory[memory] = value
     return resident
 
 
-def _hooks(part: nn.Module) -> list[Any]:
-    """Return accelerate's hooks of a module."""
-    hook = vars(part).get("_hf_hook")
+def _hooks(module: nn.Module) -> list[Any]:
+    """Return accelerate's hooks of a module; a `SequentialHook` holds several."""
+    hook = vars(module).get("_hf_hook")
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
 
 
 def _copy_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
     """Copy a model without the attributes that accelerate added to its modules; `tensors` has the
-    copies' tensors by the `id` of the original's.
+    copy's tensors by the `id` of the original's.
 
     Accelerate keeps a module's own forward as the attribute `_old_forward`, which is restored
     unless it is just the method of the module's class.
     """
-    memo: dict[int, Any] = dict(tensors)
-    for part in model.modules():
-        attributes = vars(part)
+    memo: dict[int, Any] = dict(tensors)  # of deepcopy: what to put in place of an object
+    for module in model.modules():
+        attributes = vars(module)
         if "_hf_hook" in attributes:
             forward = attributes.get("_old_forward")
-            is_method = isinstance(forward, MethodType) and forward.__func__ is type(part).forward
-            # Copied as "": hooks may hold what cannot be copied.
+            is_method = isinstance(forward, MethodType) and forward.__func__ is type(module).forward
+            # "" in their place: hooks may hold what cannot be copied.
             memo |= {
                 id(attributes[name]): ""
                 for name in _ADDED
                 if name in attributes and (is_method or name != "_old_forward")
             }
     duplicate = copy.deepcopy(model, memo)
-    for part in duplicate.modules():
-        attributes = vars(part)
+    for module in duplicate.modules():
+        attributes = vars(module)
         if "_hf_hook" in attributes:
             forward = attributes.get("_old_forward")
             for name in _ADDED:
                 attributes.pop(name, None)
             if forward:
-                part.forward = forward
+                module.forward = forward
     vars(duplicate).pop("hf_device_map", None)
     return duplicate
 
@@ -164,33 +167,30 @@ def _tie_head(model: nn.Module) -> None:
         tied, head, embedding = decoder.config.tied, decoder.head, decoder.embed
     head_weight = getattr(head, "weight", None)
     embedding_weight = getattr(embedding, "weight", None)
-    if (
-        not tied
-        or head_weight is embedding_weight
-        or head_weight is None
-        or embedding_weight is None
-        or head_weight.shape != embedding_weight.shape
-    ):
+    if not tied or head_weight is None or embedding_weight is None:
         return
-    if torch.equal(head_weight, embedding_weight):
+    if torch.equal(head_weight, embedding_weight):  # False for other shapes
         head.weight = embedding_weight  # pyright: ignore
 
 
 def _move_inputs(model: nn.Module, resident: nn.Module) -> None:
     """Register hooks on `resident`, a copy of a model that accelerate spread over several devices,
-    that move each module's inputs to its device and the output to the first.
+    that move each module's inputs to the module's device and the model's output to the first
+    device; accelerate's hooks on `model` say which modules need one.
     """
     if len({tensor.device for tensor in resident.parameters()}) < 2:
         return
-    parts = dict(resident.named_modules())
-    for name, part in model.named_modules():
-        for hook in _hooks(part):
-            if getattr(hook, "execution_device", None) is not None:
-                first = next(iter(parts[name].parameters()), None)
-                device = hook.execution_device if first is None else first.device
-                parts[name].register_forward_pre_hook(partial(_to_device, device), with_kwargs=True)
-    first = next(resident.parameters()).device
-    resident.register_forward_hook(lambda _part, _inputs, output: _move(output, first))
+    resident_modules = dict(resident.named_modules())
+    for name, module in model.named_modules():
+        for hook in _hooks(module):
+            if getattr(hook, "execution_device", None) is None:
+                continue
+            resident_module = resident_modules[name]
+            weight = next(resident_module.parameters(), None)
+            device = hook.execution_device if weight is None else weight.device
+            resident_module.register_forward_pre_hook(partial(_to_device, device), with_kwargs=True)
+    first_device = next(resident.parameters()).device
+    resident.register_forward_hook(lambda _part, _inputs, output: _move(output, first_device))
 
 
 def _to_device(

@@ -54,10 +54,10 @@ class Session:
             raise WakefulError(f"name a model: {SOURCES}")
         if self.tokenizer is not None and len(sources) > 1:
             raise WakefulError("one tokenizer is given for several models: load each with its own")
-        named = [source for source in sources if isinstance(source, str | Path)]
-        if twice := [name for n, name in enumerate(named) if name in named[:n]]:
-            raise WakefulError(f"{twice[0]} is named twice: name each model once")
-        for name in named:  # before the first one is measured
+        names = [source for source in sources if isinstance(source, str | Path)]
+        if repeated := [name for n, name in enumerate(names) if name in names[:n]]:
+            raise WakefulError(f"{repeated[0]} is named twice: name each model once")
+        for name in names:  # a wrong name raises before the first model is measured
             _ = locate_model(name)
         for source in sources:
             self.show.note(f"loading {source_name(source)}")
@@ -65,6 +65,7 @@ class Session:
                 source, tokenizer=self.tokenizer, device=self.device, dtype=options.dtype,
                 trust_remote_code=options.trust_remote_code,
             )  # fmt: skip
+            # `_bos` has an entry for each model before.
             if isinstance(source, str | Path) and model.name in self._bos:
                 model = dataclasses.replace(model, name=f"{model.name} ({source})")
             if model.name in self._bos:
@@ -142,28 +143,30 @@ def note_duration(
     anything else. `forward` is the measured time of a pass; None estimates it from the model's
     size.
     """
-    size = sum(parameter.numel() for parameter in model.module.parameters())
-    if forward is None:  # about two operations a parameter and token
-        seconds += estimate_seconds(2 * size * tokens * total * passes, model.device)
+    num_parameters = sum(parameter.numel() for parameter in model.module.parameters())
+    if forward is None:  # a forward pass takes about two operations a parameter and token
+        seconds += estimate_seconds(2 * num_parameters * tokens * total * passes, model.device)
     else:
         seconds += forward * total * passes
     if seconds >= LONG_SECONDS:
         show.note(
-            f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
-            f"roughly {format_duration(seconds)} on this machine"
+            f"{name}: {total:,} of {tokens:,} tokens, {num_parameters / 1e6:,.1f}M parameters; "
+            f"very roughly {format_duration(seconds)} on this machine"
         )
 
 
 def choose_data(model: Model, options: ReadingOptions, data: EvaluationData) -> EvaluationData:
-    """Return the evaluation data for a model: the task that it was trained on, if any, where the
-    options name no text, else `data`.
+    """Return the evaluation data for a model: `data` where the options name a text; else the task
+    that the model was trained on or, if there is none, `data`.
     """
-    if options.text or not options.source:
+    if options.text or not options.source:  # an empty source: the caller made `data` of a text
         return data
     return training_task(model) or data
 
 
 def describe_bos(model: Model, bos: str) -> str:
-    """Return words for the page on whether BOS precedes every sequence that a model reads."""
-    reason = ", as its tokenizer does" if bos == "auto" else ""
-    return ("before every sequence" if model.starts_with_bos(bos) else "none") + reason  # pyright: ignore
+    """Return words for the page on whether BOS precedes every sequence that a model reads, by the
+    option `bos`: "auto" (as its tokenizer does), "on" or "off".
+    """
+    place = "before every sequence" if model.starts_with_bos(bos) else "none"  # pyright: ignore
+    return f"{place}, as its tokenizer does" if bos == "auto" else place

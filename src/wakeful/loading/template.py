@@ -55,8 +55,11 @@ def render_template(source: str, messages: list[dict[str, str]], **variables: An
         raise ValueError(f"it takes more than {_WAITING} s") from None
     if process.returncode == 0:
         return json.loads(process.stdout)
-    *_, reason = ["", *process.stderr.decode("utf-8", "replace").splitlines()]
-    raise ValueError(reason or f"it takes more than {_SECONDS} s or {_MEMORY // 2**20} MiB")
+    # A process that the system ended for its time or memory has written no error.
+    error = process.stderr.decode("utf-8", "replace").strip()
+    if not error:
+        raise ValueError(f"it takes more than {_SECONDS} s or {_MEMORY // 2**20} MiB")
+    raise ValueError(error.splitlines()[-1])
 
 
 class _Generation(Extension):
@@ -100,9 +103,12 @@ def _render_task(task: str) -> str:
 
 
 def _main() -> None:
+    """Limit this process's time and memory, then render the task on standard input and write the
+    text, as JSON, to standard output. An error goes to standard error, on one line.
+    """
     if resource is not None:
         for limit, most in ((resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_AS, _MEMORY)):
-            _, hard = resource.getrlimit(limit)
+            _, hard = resource.getrlimit(limit)  # the system's own limit; negative for none
             # macOS reserves more addresses than any limit, and refuses to set one.
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))

@@ -199,8 +199,8 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
 
 
 def canonical_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with every default written out, so that two configurations of the
-    same function compare equal.
+    """Return an equivalent configuration with every default written out, so that configurations
+    of models that compute the same compare equal.
 
     A constant sink (softmax-1) becomes a learned sink, whose stored values say that it is constant.
     Layers listed as local whose RoPE and window are those of all other layers are not local.
@@ -210,8 +210,8 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
         normalizer = Softmax1(learned=True)
     rotary = config.positions == "rotary"
     shape = config.shape
-    differs = config.rope != "plain" or config.local_theta != config.rope_theta
-    local = config.local_layers if differs or config.has_short_window else ()
+    rope_differs = config.rope != "plain" or config.local_theta != config.rope_theta
+    local = config.local_layers if rope_differs or config.has_short_window else ()
     return dataclasses.replace(
         config,
         num_kv_heads=shape.num_kv_heads,
@@ -228,8 +228,9 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
         normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
+        # The first token sees itself anyway.
         relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,
-        scale_residual_init=False,
+        scale_residual_init=False,  # concerns a new model only
     )
 
 
@@ -267,6 +268,7 @@ def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
     window = getattr(config, "sliding_window", None)
     if config.model_type in _WITHOUT_WINDOWS:
         window = None
+    # Without types of layers (Mistral), the window is every layer's.
     layer_types = getattr(config, "layer_types", None) or [SLIDING] * decoder_config.num_layers
     sliding = tuple(n for n, layer_type in enumerate(layer_types) if layer_type == SLIDING)
     if window is None or not sliding or window >= decoder_config.max_length:
@@ -288,5 +290,6 @@ def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
 def window_fields(config: ModelConfig) -> dict[str, Any]:
     """Return Transformers' fields `sliding_window` and `layer_types` for our configuration."""
     layer_types = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
+    # Layers may be local for their RoPE alone: a window of the whole context hides nothing.
     window = config.window if config.has_short_window else config.max_length
     return {"sliding_window": window, "layer_types": layer_types}

@@ -20,7 +20,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     is_gemma3 = c.model_type == "gemma3_text"
     base.check_field(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
     base.check_field(config, "use_bidirectional_attention", False, None)
-    if is_gemma3:  # its code ignores the field
+    if is_gemma3:  # Gemma 3's code does not apply the cap that this field names
         base.check_field(config, "attn_logit_softcapping", None)
     sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
@@ -33,7 +33,8 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         query_scalar=c.query_pre_attn_scalar,
         normalizer=str(Softcap(cap=float(cap))) if cap else "softmax",
         logit_cap=float(c.final_logit_softcapping or 0.0),
-        # Layers with a RoPE base of their own; `add_window` below handles windows.
+        # Only in a Gemma 3 have sliding layers a RoPE base of their own. The windows of both
+        # come from `add_window`, below.
         local_layers=sliding if is_gemma3 else (),
         local_theta=_local_theta(config) if is_gemma3 else 0.0,
     )
@@ -55,9 +56,12 @@ def _local_theta(config: PreTrainedConfig) -> float:
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Gemma 2, or of a Gemma 3 where keys are normalized."""
+    """Return the nearest configuration of a Gemma 3 where queries and keys are normalized
+    (`qk_norm`), else of a Gemma 2.
+    """
     heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
     common: dict[str, Any] = llama.shared_fields(config) | {
+        # Transformers refuses a width that the heads do not divide.
         "hidden_size": max(1, config.width // heads) * heads,
         "head_dim": config.shape.head_width,
         "attention_bias": config.out_bias,
@@ -65,7 +69,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
         "final_logit_softcapping": config.logit_cap or None,
         "attn_logit_softcapping": normalizer.cap if isinstance(normalizer, Softcap) else None,
         **base.window_fields(config),
-        "pad_token_id": None,
+        "pad_token_id": None,  # Transformers' default may lie outside of the vocabulary
     }
     if not config.qk_norm:
         return Gemma2Config(**common)
@@ -88,12 +92,12 @@ def links(config: ModelConfig) -> list[base.Link]:
 
 
 def _add_one(tensor: Tensor) -> Sequence[Tensor]:
-    """Return a norm's weight from the one that the checkpoint stores, in at least float32."""
+    """Return a norm's weight w from the w − 1 that the checkpoint stores, in at least float32."""
     return (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1,)
 
 
 def _subtract_one(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a norm's weight as the checkpoint stores it, in at least float32."""
+    """Return w − 1, which the checkpoint stores, from a norm's weight w, in at least float32."""
     (tensor,) = tensors
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) - 1
 

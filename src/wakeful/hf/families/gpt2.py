@@ -45,6 +45,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
             f"max_length = {max_length}, but a gpt2 has learned positions, {c.n_positions} of them"
         )
     fields = base.read_fields(config, _FIELD_NAMES) | {"mlp_width": c.n_inner or 4 * c.n_embd}
+    # Without fields in the configuration: what every GPT-2 has.
     return ModelConfig(
         **fields,
         norm="layernorm",
@@ -81,20 +82,22 @@ def links(config: ModelConfig) -> list[base.Link]:
         for hf_name, decoder_names in _CONV1D.items():
             split = partial(_split_conv1d, len(decoder_names))
             for part in ("weight", "bias"):
-                held = tuple(f"{prefix}.{decoder_name}.{part}" for decoder_name in decoder_names)
-                pairs.append(base.Link(f"{hf_prefix}.{hf_name}.{part}", held, split, _join_conv1d))
+                names = tuple(f"{prefix}.{decoder_name}.{part}" for decoder_name in decoder_names)
+                pairs.append(base.Link(f"{hf_prefix}.{hf_name}.{part}", names, split, _join_conv1d))
     return pairs
 
 
 def _split_conv1d(count: int, tensor: Tensor) -> Sequence[Tensor]:
-    """Transpose a `Conv1D` matrix (in, out) and split its outputs into `count` equal matrices."""
+    """Transpose a `Conv1D` matrix (in, out) and split its outputs into `count` equal matrices; a
+    bias (out) is only split.
+    """
     return tensor.t().chunk(count)  # t() leaves a bias as it is
 
 
 def _join_conv1d(tensors: base.Tensors) -> Tensor:
-    """Join matrices (out, in) into the matrix (in, out) of a `Conv1D`."""
+    """Join matrices (out, in) into the matrix (in, out) of a `Conv1D`, or biases into one bias."""
     first, *rest = tensors
-    return (torch.cat(tensors) if rest else first).t()
+    return (torch.cat(tensors) if rest else first).t()  # a single tensor is not copied
 
 
 FAMILY = base.Family(

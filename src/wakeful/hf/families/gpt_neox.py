@@ -42,6 +42,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
     fields = base.transformers_fields(config, _FIELD_NAMES)
+    # Transformers refuses a width that the heads do not divide.
     fields["hidden_size"] = config.num_heads * head_width
     return GPTNeoXConfig(
         **fields,
@@ -75,25 +76,25 @@ def links(config: ModelConfig) -> list[base.Link]:
             f"{hf_prefix}.attention.dense", f"{prefix}.attention.out", *attention_parts
         )
         for part in attention_parts:
-            three = tuple(f"{prefix}.{name}.{part}" for name in PROJECTIONS)
+            names = tuple(f"{prefix}.{name}.{part}" for name in PROJECTIONS)
             fused = f"{hf_prefix}.attention.query_key_value.{part}"
             pairs.append(
-                base.Link(fused, three, partial(_split_heads, heads), partial(_join_heads, heads))
+                base.Link(fused, names, partial(_split_heads, heads), partial(_join_heads, heads))
             )
     return pairs
 
 
 def _split_heads(heads: int, tensor: Tensor) -> Sequence[Tensor]:
-    """Split a fused projection (heads · 3 · d, in), whose rows go head by head through query, key
-    and value, into the three projections (heads · d, in).
+    """Split a fused projection (heads · 3 · d, in), whose rows are the first head's query, key and
+    value, then the second head's, …, into the projections of query, key and value (heads · d, in).
     """
     by_head = tensor.unflatten(0, (heads, 3, -1))
     return tuple(by_head[:, part].flatten(0, 1) for part in range(3))
 
 
 def _join_heads(heads: int, tensors: Sequence[Tensor]) -> Tensor:
-    """Fuse query, key and value projections (heads · d, in) head by head, the inverse of
-    `_split_heads`.
+    """Fuse query, key and value projections (heads · d, in) into one (heads · 3 · d, in): the
+    inverse of `_split_heads`.
     """
     by_head = [tensor.unflatten(0, (heads, -1)) for tensor in tensors]
     return torch.stack(by_head, 1).flatten(0, 2)

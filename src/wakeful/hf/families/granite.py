@@ -35,17 +35,17 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     check_field(config, "hidden_act", "silu", "swish")
     check_field(config, "residual_multiplier", 1.0)
     check_field(config, "logits_scaling", 1.0)
-    root = math.sqrt(c.hidden_size)
-    check_field(config, "embedding_multiplier", 1.0, root)
-    divisor = round(c.attention_multiplier**-2)
-    if divisor**-0.5 != c.attention_multiplier:
+    check_field(config, "embedding_multiplier", 1.0, math.sqrt(c.hidden_size))
+    # Our decoder divides attention logits by the root of a whole number, `query_scalar`.
+    query_scalar = round(c.attention_multiplier**-2)
+    if query_scalar**-0.5 != c.attention_multiplier:
         problem = f"attention_multiplier = {c.attention_multiplier}"
         raise unsupported(config, f"{problem}, which is not one over the root of a whole number")
     plain = llama.shared_config(config, max_length)
     decoder_config = dataclasses.replace(
         plain,
         bias=bool(c.mlp_bias),
-        query_scalar=divisor,
+        query_scalar=query_scalar,
         embedding="plain" if c.embedding_multiplier == 1 else "scaled",
     )
     return decoder_config if c.model_type == "granite" else _add_sinks(config, decoder_config)
@@ -63,13 +63,15 @@ def _add_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
     c: Any = config
     bases = [float(theta) for theta in c.layer_rope_theta]
     local = [n for n, layer_type in enumerate(c.layer_types) if layer_type == SLIDING]
-    if not local or c.sliding_window is None or c.sliding_window >= decoder_config.max_length:
+    window = c.sliding_window
+    if not local or window is None or window >= decoder_config.max_length:
         local = [n for n, theta in enumerate(bases) if theta == min(bases) < max(bases)]
     global_bases = {theta for n, theta in enumerate(bases) if n not in local}
-    global_bases = global_bases or {decoder_config.rope_theta}
-    local_bases = {bases[n] for n in local} or {0.0}
-    scaled = decoder_config.rope != "plain" and local_bases != {0.0}
-    if len(global_bases) > 1 or len(local_bases) > 1 or global_bases == {0.0} or scaled:
+    global_bases = global_bases or {decoder_config.rope_theta}  # every layer is local
+    local_bases = {bases[n] for n in local} or {0.0}  # no layer is local
+    # Our decoder scales the RoPE of layers that are not local only, and that must be a RoPE.
+    scales_local = decoder_config.rope != "plain" and local_bases != {0.0}
+    if len(global_bases) > 1 or len(local_bases) > 1 or global_bases == {0.0} or scales_local:
         raise unsupported(
             config,
             f"layer_rope_theta = {bases}, and only one base outside of the layers with a window "
@@ -86,7 +88,9 @@ def _add_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Granite, or with sinks that of a Granite SWA."""
+    """Return the nearest configuration of a Granite SWA where our decoder has sinks (softmax-1) and
+    Transformers has that class, else of a Granite.
+    """
     common: dict[str, Any] = llama.shared_fields(config) | {
         "head_dim": config.shape.head_width,
         "attention_bias": config.out_bias,
@@ -100,10 +104,9 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
         config.local_theta if n in config.local_layers else config.rope_theta
         for n in range(config.num_layers)
     ]
-    narrow = window_fields(
-        config if config.has_short_window else dataclasses.replace(config, local_layers=())
-    )
-    return SWA(**common, **narrow, layer_rope_theta=bases)
+    if not config.has_short_window:  # layers are local for their RoPE base alone, written above
+        config = dataclasses.replace(config, local_layers=())
+    return SWA(**common, **window_fields(config), layer_rope_theta=bases)
 
 
 def links(config: ModelConfig) -> list[Link]:

@@ -50,16 +50,20 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "") -> ModelConfig:
-    """Convert the fields that a Llama's configuration shares with its relatives' to ours.
+    """Convert the fields that the configurations of Llama and of similar architectures (Gemma,
+    Granite, Phi-3 …) have in common to ours.
 
     `layer_type` selects the RoPE where the configuration has one per type of layer.
+
+    Raises:
+        WakefulError: the RoPE or the context length cannot be represented.
     """
     c: Any = config
     theta, rope, share = base.read_rope(config, layer_type)
-    if share != 1.0 and c.model_type != "phi3":
+    if share != 1.0 and c.model_type != "phi3":  # other architectures' code ignores the share
         raise WakefulError(
-            f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "
-            "head's channels"
+            f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} rotates all of "
+            "a head's channels"
         )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return ModelConfig(
@@ -85,30 +89,32 @@ def _layers_without_rope(config: Any) -> tuple[int, ...]:
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Llama, or of the relative (SmolLM3, Qwen3, Mistral,
-    Qwen2) that has the layers without RoPE, norms, window or biases that a Llama lacks.
+    """Return the configuration of the nearest of these architectures: SmolLM3 if some layers have
+    no RoPE, Qwen3 if queries and keys are normalized, Mistral if layers have a window, Qwen2 if
+    only queries, keys and values have biases, else Llama.
     """
     common: dict[str, Any] = shared_fields(config) | {"head_dim": config.shape.head_width}
-    biased: dict[str, Any] = {"attention_bias": config.out_bias}
-    narrow: dict[str, Any] = {}
+    bias: dict[str, Any] = {"attention_bias": config.out_bias}
+    window: dict[str, Any] = {}
     if config.has_short_window:
-        narrow = base.window_fields(config) | {"use_sliding_window": True}
-    if config.local_layers and not config.local_theta:
+        window = base.window_fields(config) | {"use_sliding_window": True}
+    if config.local_layers and not config.local_theta:  # a base of 0 stands for no RoPE
         rope_flags = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
-        biased |= {"mlp_bias": config.bias, "pad_token_id": None}
-        return SmolLM3Config(**common, **narrow, **biased, no_rope_layers=rope_flags)
+        bias |= {"mlp_bias": config.bias, "pad_token_id": None}
+        return SmolLM3Config(**common, **window, **bias, no_rope_layers=rope_flags)
     if config.qk_norm:
-        return Qwen3Config(**common, **narrow, **biased)
+        return Qwen3Config(**common, **window, **bias)
     if config.has_short_window and not config.qkv_bias:
         return MistralConfig(**common, sliding_window=config.window)
+    # Transformers refuses a Llama whose heads do not divide its width.
     if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
-        return Qwen2Config(**common, **narrow)
-    return LlamaConfig(**common, **biased, mlp_bias=config.bias)
+        return Qwen2Config(**common, **window)
+    return LlamaConfig(**common, **bias, mlp_bias=config.bias)
 
 
 def shared_fields(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields that configurations of a Llama and its relatives share, under
-    Transformers' names.
+    """Return the fields that the configurations of Llama and of similar architectures have in
+    common, under Transformers' names.
     """
     return base.transformers_fields(config, _FIELD_NAMES) | {
         "max_position_embeddings": config.max_length,

@@ -10,8 +10,8 @@ from wakeful.hf.families import llama
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Convert the configuration of an OLMo 2 to ours."""
-    plain = llama.from_hf_config(config, max_length)
-    return dataclasses.replace(plain, placement="reordered", qk_norm=True, qk_norm_whole=True)
+    as_llama = llama.from_hf_config(config, max_length)
+    return dataclasses.replace(as_llama, placement="reordered", qk_norm=True, qk_norm_whole=True)
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:

@@ -18,7 +18,8 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     Raises:
         WakefulError: the configuration has no `parts`, or `max_length` is not the model's context.
     """
-    parts = getattr(config, "parts", None)  # of whatever class: a folder's own code has another
+    # Not `isinstance(config, WakefulConfig)`: a folder's own code defines that class once more.
+    parts = getattr(config, "parts", None)
     if not isinstance(parts, dict):
         raise WakefulError(
             f"the configuration is a {type(config).__name__} without parts, which describe a "
@@ -34,7 +35,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 def links(config: ModelConfig) -> list[Link]:
     """Return a link for every tensor of an exported model's checkpoint, each to one parameter."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # only the names are needed
         names = [name for name, _ in Decoder(config).named_parameters()]
     return [
         Link(

@@ -19,8 +19,10 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip
+    # A Phi-3's window is every layer's.
     if len(config.local_layers) == config.num_layers and config.has_short_window:
         fields["sliding_window"] = config.window
+    # Transformers' default pad token may lie outside of the vocabulary.
     return Phi3Config(**fields, pad_token_id=None)
 
 
@@ -29,22 +31,25 @@ def links(config: ModelConfig) -> list[Link]:
     projections into one matrix, and the gate and up projections into another.
     """
     shape = config.shape
-    heads, groups = (n * shape.head_width for n in (shape.num_heads, shape.num_kv_heads))
-    rows = {
-        "self_attn.qkv_proj": {"q_proj": heads, "k_proj": groups, "v_proj": groups},
+    query_rows = shape.num_heads * shape.head_width
+    key_rows = shape.num_kv_heads * shape.head_width
+    # Rows that each of a Llama's matrices fills in the fused one.
+    fusions = {
+        "self_attn.qkv_proj": {"q_proj": query_rows, "k_proj": key_rows, "v_proj": key_rows},
         "mlp.gate_up_proj": {"gate_proj": config.mlp_width, "up_proj": config.mlp_width},
     }
-    plain = {link.hf_name: link for link in llama.links(config)}
-    pairs: list[Link] = []
+    llama_links = {link.hf_name: link for link in llama.links(config)}
+    fused_links: list[Link] = []
     for layer in range(config.num_layers):
-        for fused, parts in rows.items():
-            half = f"layers.{layer}.{fused.partition('.')[0]}"
+        for fused, rows in fusions.items():
+            module = f"layers.{layer}.{fused.partition('.')[0]}"  # …self_attn or …mlp
             decoder_names = tuple(
-                plain.pop(f"{half}.{part}.weight").decoder_names[0] for part in parts
+                llama_links.pop(f"{module}.{part}.weight").decoder_names[0] for part in rows
             )
-            split = partial(torch.split, split_size_or_sections=[*parts.values()])
-            pairs.append(Link(f"layers.{layer}.{fused}.weight", decoder_names, split, torch.cat))
-    return [*plain.values(), *pairs]
+            split = partial(torch.split, split_size_or_sections=[*rows.values()])
+            hf_name = f"layers.{layer}.{fused}.weight"
+            fused_links.append(Link(hf_name, decoder_names, split, torch.cat))
+    return [*llama_links.values(), *fused_links]
 
 
 FAMILY = dataclasses.replace(
