@@ -34,6 +34,8 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell, and after SIGTERM where a run was saved."""
 TERMINATED = 143
 """Exit status after SIGTERM where nothing was saved."""
+BROKEN_PIPE = 141
+"""Exit status where nobody reads the output any more, as of a shell after SIGPIPE."""
 _LESS_MEMORY = (
     "lower --batch_size or --length (of training train.batch_size or train.micro_batch_size), load "
     "with --dtype bfloat16, or take a smaller model"
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.setLogRecordFactory(LogRecord)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    if arguments[:1] == ["help"] and arguments[1:]:
+    if arguments[:1] == ["help"] and arguments[1:]:  # `wakeful help VERB`
         arguments = [*arguments[1:], "--help"]
     return _run_with_warnings(arguments[0] if arguments else "help", arguments[1:])
 
@@ -77,7 +79,7 @@ def _show_warning(
 
 
 def _run_with_errors(verb: str, rest: list[str]) -> int:
-    """Run a verb and return the exit status, 0 where it succeeds.
+    """Run a verb with the arguments `rest` and return the exit status, 0 where it succeeds.
 
     An error that the user can resolve (a `WakefulError`, full memory, a full disk) is printed as
     one line; any other exception is raised.
@@ -88,9 +90,9 @@ def _run_with_errors(verb: str, rest: list[str]) -> int:
     except WakefulError as error:
         _print_error(verb, str(error))
         return INTERRUPTED if isinstance(error, Interrupted) else 1
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        sys.stderr.close()  # Python would complain there of the unwritten output
+        return BROKEN_PIPE
     except KeyboardInterrupt as error:
         ERR.print("ended by SIGTERM" if isinstance(error, _Terminated) else "interrupted")
         return TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
@@ -98,7 +100,7 @@ def _run_with_errors(verb: str, rest: list[str]) -> int:
         if lacks_memory(error):
             _print_error(verb, f"memory is full ({first_line(error)}): {_LESS_MEMORY}")
         elif isinstance(error, OSError) and error.errno in _FOR_THE_USER:
-            if error.filename is None:
+            if error.filename is None:  # standard output could not be written
                 _discard_buffered_output()
             _print_error(verb, _describe_os_error(error))
         else:
@@ -116,7 +118,7 @@ def _dispatch(verb: str, rest: list[str]) -> None:
     from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, build_overview, split_imports
     from wakeful.cli.verbs import all_verbs, find_verb, verbs_of_group
 
-    in_group = verbs_of_group(verb)
+    in_group = verbs_of_group(verb)  # the verbs of two words that begin with this one
     if verb in (*HELP, *HELP_ALL, "help") or (in_group and asks_for_help(rest[:1])):
         summary = (wakeful.__doc__ or "").split("\n", 1)[0]
         app = build_overview(all_verbs(), wakeful.__version__, summary)
@@ -132,7 +134,8 @@ def _discard_buffered_output() -> None:
     """Discard the text that standard output has buffered: on a full disk Python could not write it
     at exit either.
     """
-    with contextlib.suppress(OSError, ValueError):  # standard output has no file descriptor
+    # An error where standard output has no file descriptor.
+    with contextlib.suppress(OSError, ValueError):
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
         os.close(null_device)
@@ -153,7 +156,8 @@ def _end_on_sigterm() -> Iterator[None]:
         raise _Terminated
 
     is_only_process = os.environ.get("WORLD_SIZE", "1") == "1"
-    if not is_only_process or threading.current_thread() is not threading.main_thread():
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_only_process or not is_main_thread:  # other threads may set no signal handler
         yield
         return
     previous_handler = signal.signal(signal.SIGTERM, raise_terminated)
@@ -196,7 +200,7 @@ def _check_processes(verb: str) -> Iterator[None]:
         with join_processes():
             yield
     elif is_secondary_process():
-        time.sleep(SECONDS_FOR_FIRST)
+        time.sleep(SECONDS_FOR_FIRST)  # until the first process has printed its error
         sys.exit(1)
     else:
         raise WakefulError(

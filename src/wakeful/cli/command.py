@@ -71,25 +71,25 @@ def parse_arguments(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[li
         command = build_command(name, verb, options)
         return command(_join_values(options, arguments), result_action="return_value")
     except CycloptsError as error:
-        error.verbose = False
-        unknown = isinstance(error, UnknownOptionError)
-        hint = f" (wakeful {name} --help-all lists the options)" if unknown else ""
+        error.verbose = False  # else its message tells of cyclopts' functions
+        is_unknown = isinstance(error, UnknownOptionError)
+        hint = f" (wakeful {name} --help-all lists the options)" if is_unknown else ""
         raise WakefulError(f"{error}{hint}") from None
 
 
 def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[str]:
-    """Write `--option value` as `--option=value` where cyclopts would misread the value.
+    """Return the arguments as cyclopts reads them rightly, of a repeated option only the last.
 
-    These are values that begin with a dash, such as "-" alone, and "on", the value of --bos where
-    none is given. Of a repeated option only the last one stays.
+    A value that begins with a dash, such as "-" alone, is joined to its option: `--prompt=-`. And
+    `--bos` without a value becomes `--bos=on`.
     """
-    on_off_flags = {option.flag for option in options if option.choices == get_args(Bos)}
+    bos_flags = {option.flag for option in options if option.choices == get_args(Bos)}
     joined: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         follows_flag = bool(joined) and _FLAG.match(joined[-1])
         if follows_flag and argument.startswith("-") and not _FLAG.match(argument):
             joined[-1] += f"={argument}"
-        elif argument in on_off_flags and following not in get_args(Bos):
+        elif argument in bos_flags and following not in get_args(Bos):
             joined.append(f"{argument}=on")
         else:
             joined.append(argument)
@@ -103,15 +103,17 @@ def _drop_repeated_options(arguments: Sequence[str]) -> list[str]:
         if _FLAG.match(argument):
             groups.append([])
         groups[-1].append(argument)
-    last_of_name = {group[0].partition("=")[0].replace("-", "_"): group for group in groups[1:]}
-    is_last = {id(group) for group in last_of_name.values()}
-    return groups[0] + [
-        argument for group in groups[1:] if id(group) in is_last for argument in group
-    ]
+    names, *option_groups = groups
+    # A later group replaces an earlier one of the same option.
+    last_groups = {group[0].partition("=")[0].replace("-", "_"): group for group in option_groups}
+    last_ids = {id(group) for group in last_groups.values()}
+    kept = [group for group in option_groups if id(group) in last_ids]
+    return [argument for group in [names, *kept] for argument in group]
 
 
 def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = False) -> App:
-    """Return a verb as a cyclopts command that returns its names and a table of the options given.
+    """Return a verb as a cyclopts command that returns its names (models, runs ...) and a table of
+    the options given, nested as their dotted names are.
 
     With `rare` the command's help also shows the options that are rarely needed.
     """
@@ -120,7 +122,7 @@ def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: boo
         table: TomlTable = {}
         for option in options:
             value = kwargs.get(_keyword_of(option))
-            if value is None or option is _IMPORT_OPTION:
+            if value is None or option is _IMPORT_OPTION:  # `split_imports` has read --import
                 continue
             check_names(option.name, value)
             *parents, field = option.name.split(".")
@@ -133,7 +135,8 @@ def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: boo
     arguments = [_make_argument(name, verb, option, rare) for option in options]
     if verb.usage:
         arguments.insert(0, Argument("names", Argument.VAR_POSITIONAL, annotation=str))
-    collect_options.__signature__ = Signature(arguments)
+    collect_options.__signature__ = Signature(arguments)  # cyclopts reads the options off it
+    usage_words = ["wakeful", name, verb.usage, "[options]" if options else ""]
     return App(
         name=f"wakeful {name}",
         help=_format_introduction(verb),
@@ -143,8 +146,7 @@ def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: boo
         console=OUT,
         default_command=collect_options,
         group_arguments=Group("Names", show=False),
-        usage=f"Usage: wakeful {' '.join(filter(None, [name, verb.usage]))}"
-        + " [options]" * bool(options),
+        usage=f"Usage: {' '.join(filter(None, usage_words))}",
         exit_on_error=False,
         print_error=False,
     )
@@ -160,7 +162,10 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
 
 
 def print_help(name: str, verb: Verb, arguments: Sequence[str], default: Any = None) -> None:
-    """Print a verb's help: examples, then the main options, or all of them for `--help-all`."""
+    """Print a verb's help: examples, then the main options, or all of them for `--help-all`.
+
+    `default`, an instance of the verb's options, gives the defaults that are shown.
+    """
     rare = bool({*HELP_ALL} & {*arguments})
     console = Printer(width=min(OUT.width, _WIDEST))
     options = list_options(verb.options, default)
@@ -200,7 +205,12 @@ def build_overview(
 
 
 def choose_out(verb: str, models: list[str], options: Any) -> Any:
-    """Return `options` with an output folder: the one given, or a free runs/VERB-MODEL."""
+    """Return `options` with an output folder: the one given, or a free runs/VERB-MODEL, named after
+    the first model.
+
+    Raises:
+        WakefulError: no model is named.
+    """
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
     model_name = os.path.basename(os.path.abspath(models[0])).removesuffix(".gguf")
@@ -209,14 +219,15 @@ def choose_out(verb: str, models: list[str], options: Any) -> Any:
 
 
 def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into those without `--import`, and the modules that `--import` names.
+    """Split arguments into those without `--import`, and the modules that `--import` names: every
+    word up to the next option (`--import a.py b.py`), or `--import=a.py`.
 
     Raises:
         WakefulError: `--import` has no value.
     """
     rest: list[str] = []
     modules: list[str] = []
-    target = rest
+    target = rest  # where words go that follow the last option
     for argument in arguments:
         flag, _, value = argument.partition("=")
         if argument.startswith("-"):
@@ -244,18 +255,22 @@ def split_row_options(
     target = shared
     for argument in arguments:
         if not argument.startswith(_ROW):
-            target = shared if argument.startswith("--") else target
-            target.append(argument)
+            if argument.startswith("--"):
+                target = shared
+            target.append(argument)  # a value goes where its option went
             continue
-        rest = argument.removeprefix(_ROW)
-        name = max((row for row in rows if rest.startswith(f"{row}.")), key=len, default="")
+        row_and_field = argument.removeprefix(_ROW)
+        # Names may contain dots: of "a" and "a.b", "a.b.train.lr" means the longer one.
+        matches = [row for row in rows if row_and_field.startswith(f"{row}.")]
+        name = max(matches, key=len, default="")
         if not name:
             raise WakefulError(
                 f"{argument.partition('=')[0]} names no row"
-                f"{did_you_mean(rest.partition('.')[0], rows)}; there are {', '.join(rows)}"
+                f"{did_you_mean(row_and_field.partition('.')[0], rows)}; there are "
+                f"{', '.join(rows)}"
             )
         target = by_row[name]
-        target.append(f"--{rest.removeprefix(f'{name}.')}")
+        target.append(f"--{row_and_field.removeprefix(f'{name}.')}")
     return shared, by_row
 
 
@@ -281,11 +296,14 @@ def _make_argument(name: str, verb: Verb, option: Option, rare: bool) -> Argumen
         negative=option.negative if option.default is True else "",
         consume_multiple=True,
     )
-    required = option.default is dataclasses.MISSING
-    return Argument(
-        _keyword_of(option), Argument.KEYWORD_ONLY, default=Argument.empty if required else None,
-        annotation=Annotated[option.kind if required else option.kind | None, parameter],
-    )  # fmt: skip
+    keyword = _keyword_of(option)
+    if option.default is dataclasses.MISSING:  # a required option
+        return Argument(
+            keyword, Argument.KEYWORD_ONLY, annotation=Annotated[option.kind, parameter]
+        )
+    # None marks an option that was not given; the dataclass has the default.
+    annotation = Annotated[option.kind | None, parameter]
+    return Argument(keyword, Argument.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _format_default(option: Option) -> Any:
@@ -294,7 +312,8 @@ def _format_default(option: Option) -> Any:
     if value in ("", (), False) or value is dataclasses.MISSING:
         return False
     if isinstance(value, tuple):
-        value = " ".join(map(repr, value)) if "" in value else " ".join(map(str, value))
+        format_item = repr if "" in value else str  # '' can be seen only in quotes
+        value = " ".join(map(format_item, value))
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return lambda _: text
 
@@ -326,8 +345,8 @@ def _format_epilogue(name: str, verb: Verb, options: Sequence[Option], rare: boo
 
 
 def _list_names(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
-    """Yield a line of possible names for the verb's arguments, then one for each option that takes
-    a variant's name; options without a group count with `rare` alone.
+    """Yield a line of possible names for the verb's arguments, then a line for each option that
+    takes a variant's name; an option without a group, rarely needed, has one only with `rare`.
     """
     if names := ", ".join(verb.names()):
         yield f"{verb.usage.strip('[].').title()}s: {names}"

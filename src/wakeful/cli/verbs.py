@@ -182,6 +182,7 @@ def compare(arguments: list[str]) -> None:
         base = next(iter(read_rows([name]).variants.values())) if name else Config()
         show_help("compare", arguments, CompareOptions(**vars(base)))
     verb = VERBS["compare"]
+    # The names of configurations come first, and say which rows options may name.
     num_names = next(
         (n for n, argument in enumerate(arguments) if argument.startswith("-")), len(arguments)
     )
@@ -218,12 +219,14 @@ def compare(arguments: list[str]) -> None:
 
 
 def _first_name(arguments: list[str]) -> str:
-    """Return the first argument, a configuration's name; "" where it is an option."""
+    """Return the first of the arguments, a configuration's name; "" where it is an option."""
     return arguments[0] if not arguments[0].startswith("-") else ""
 
 
 def _check_row_options(row: str, arguments: list[str]) -> None:
-    """Raise `WakefulError` where an option of the whole comparison is given for one row."""
+    """Raise `WakefulError` where an option of the whole comparison, such as --seeds, is given for
+    one row: `--variants.ROW.seeds`, which is "--seeds" in the row's `arguments`.
+    """
     shared = vars(CompareOptions()).keys() - vars(Config()).keys()
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
@@ -247,7 +250,8 @@ def generate(arguments: list[str]) -> None:
 
     transformers.logging.disable_progress_bar()
     pieces = stream_text(model, prompt, options=options)
-    write_text("" if options.chat else prompt)
+    if not options.chat:  # a continuation is printed after its prompt, an answer alone
+        write_text(prompt)
     for piece in pieces:
         write_text(piece)
     write_text("\n")
@@ -302,8 +306,8 @@ def quantize(arguments: list[str]) -> None:
 
 
 def _read_models(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Read the models and the options of a verb that takes at least one model, and choose the
-    output folder where none is given.
+    """Read the models and the options of a verb that takes at least one model; return both, with an
+    output folder chosen where the options give none.
     """
     models, options = read_arguments(verb, arguments)
     return models, choose_out(verb, models, options)
@@ -385,8 +389,8 @@ def parts(arguments: list[str]) -> None:
 
 
 def list_presets(*, several: bool) -> list[str]:
-    """Return the names of the presets of a single run; with `several`, those of several variants
-    to compare.
+    """Return the names of the presets that describe a single run; with `several`, of those that
+    describe several variants to compare.
     """
     tables = {name: merge_over_preset(read_preset_table(name), name) for name in preset_names()}
     return [name for name, table in tables.items() if ("variants" in table) == several]

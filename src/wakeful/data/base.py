@@ -81,7 +81,8 @@ class Data:
         return False
 
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field of `config` that differs from how data was prepared.
+        """Raise `WakefulError` for a field of `config` that differs from how data was prepared;
+        this class accepts every field, subclasses override it.
 
         Fields at their default are not checked. Neither are fields whose default is a size or a
         share, because it is unknown whether a user set them.

@@ -164,8 +164,9 @@ def _max_growth(step: Any) -> int:
         case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
             return math.prod(map(_max_growth, steps))
         case {"type": "Replace", "pattern": pattern, "content": content}:
-            # A regular expression may match the empty string before every character.
-            return max(1, len(content)) + (not pattern.get("String"))
+            is_regex = not pattern.get("String")
+            # A regular expression may match the empty string before a character, which stays.
+            return max(1, len(content)) + is_regex
         case {"type": "Prepend", "prepend": prefix}:
             return 1 + len(prefix)
         case _:
@@ -181,7 +182,7 @@ def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[
     """
     model, added_tokens = table["model"], table["added_tokens"]
     names = {*special, *(token["content"] for token in added_tokens if token["special"])}
-    names = {name for name in names if len(name) > 1}  # a single character keeps its spelling
+    names = {name for name in names if len(name) > 1}  # texts need every single character
     new_names = {name: f"\ufffe{secrets.token_hex(16)}" for name in names}
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
@@ -191,7 +192,7 @@ def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[
     changes: dict[str, Any] = {"vocab": vocabulary}
     if model.get("unk_token") in names:
         changes["unk_token"] = new_names[model["unk_token"]]
-    if "merges" in model:
+    if "merges" in model:  # without those that would make a special token or use one
         prefix = model.get("continuing_subword_prefix") or ""
         changes["merges"] = [
             (first, second)
@@ -215,8 +216,8 @@ def read_merges(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _can_encode_in_pieces(description: dict[str, Any]) -> bool:
-    """Return whether a tokenizer gives the `split_into_pieces` of a text the ids of the whole text,
-    as byte-level tokenizers like GPT-2's do.
+    """Return whether a tokenizer surely gives the pieces of a text that `split_into_pieces` yields
+    the same ids as the whole text: one that splits words like GPT-2's and changes no text before.
     """
     pre_tokenizer = description["pre_tokenizer"] or {}
     # Added tokens that are not special may hold spaces, and a cut might go through one.

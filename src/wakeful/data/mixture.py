@@ -116,12 +116,13 @@ class MixedTokens(Tokens):
         rows = min(rows, (within or self.num_tokens) // length)
         shares = np.array([domain.share for domain in self.domains])
         counts = np.minimum(_apportion_windows(shares, rows), self.sizes // length)
-        order = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         starts = [
             offset + part.spread_starts(count, length)
             for offset, part, count in zip(self.offsets, self.parts, counts, strict=True)
         ]
-        return np.concatenate(starts)[np.argsort(order, kind="stable")]
+        # Each domain's rows are spread over (0, 1), and all rows are sorted by these numbers.
+        sort_keys = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        return np.concatenate(starts)[np.argsort(sort_keys, kind="stable")]
 
 
 class MixedBatches(Batches):
@@ -166,8 +167,8 @@ class MixedBatches(Batches):
         return starts
 
     def assign_domains(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each window of the run, its domain and its number among the domain's windows;
-        all are counted from 0.
+        """Return, for each of the run's windows `numbers`, its domain and its number among the
+        domain's windows; all are counted from 0.
         """
         blocks, positions = np.divmod(numbers, BLOCK)
         shuffled = np.empty_like(positions)
@@ -175,6 +176,7 @@ class MixedBatches(Batches):
             in_block = blocks == block
             permutation = Permutation(BLOCK, derive_key("mixture", self.seed, block))
             shuffled[in_block] = permutation(positions[in_block])
+        # Of the shuffled positions the first `_counts[0]` are the first domain's, and so on.
         ends = np.cumsum(self._counts)
         domain_ids = np.searchsorted(ends, shuffled, side="right")
         position_in_domain = shuffled - (ends - self._counts)[domain_ids]
@@ -204,6 +206,13 @@ class MixedData(Data):
             MixedTokens(domains, [part.split(split) for part in parts]) for split in SPLITS
         )
         overlaps = [part.info["overlap"] for part in parts if part.info.get("overlap") is not None]
+        overlap = None
+        if len(overlaps) == len(parts):  # measured in every part
+            overlap = {
+                "passage": overlaps[0]["passage"],
+                "documents": sum(part_overlap["documents"] for part_overlap in overlaps),
+                "tokens": sum(part_overlap["tokens"] for part_overlap in overlaps),
+            }
         self.info = {
             "source": [source],
             "corpora_sha256": [joined_sha256(
@@ -212,11 +221,7 @@ class MixedData(Data):
             )],
             "tokenizer": parts[0].info["tokenizer"],
             "splits": {split: self._combine_split_facts(split) for split in SPLITS},
-            "overlap": None if len(overlaps) < len(parts) else {
-                "passage": overlaps[0]["passage"],
-                **{name: sum(overlap[name] for overlap in overlaps)
-                   for name in ("documents", "tokens")},
-            },
+            "overlap": overlap,
         }  # fmt: skip
 
     @property
@@ -236,10 +241,12 @@ class MixedData(Data):
         return all(part.is_named_by(domain.source) for domain, part in self._pairs)
 
     def check_config(self, config: DataConfig) -> None:
-        """Check every part; `max_bytes` and `keep_overlap` are not checked where some parts are
+        """Raise `WakefulError` for a field that asks for another preparation than a part has.
+
+        `max_bytes` and `keep_overlap` are not checked where `config.source` names some parts as
         text, because these fields may be meant for them.
         """
-        if not self.is_named_by(config.source):
+        if not self.is_named_by(config.source):  # some parts are named as text
             config = dataclasses.replace(config, max_bytes=0, keep_overlap=False)
         for domain, part in self._pairs:
             part.check_config(dataclasses.replace(config, source=domain.source))
@@ -255,7 +262,7 @@ class MixedData(Data):
 
 def _apportion_windows(shares: np.ndarray, windows: int) -> np.ndarray:
     """Divide a number of windows in proportion to `shares` (which sum to 1), by the method of the
-    largest remainders.
+    largest remainders: round down, then add 1 where most was lost. Return a count for each share.
     """
     exact = shares * windows
     counts = np.floor(exact).astype(np.int64)

@@ -82,6 +82,7 @@ class Permutation:
         if not 1 <= size <= 2**62:
             raise ValueError(f"size is {size}: it must be between 1 and 2**62")
         self.size = size
+        # The network permutes numbers of two equally long halves, at least as many as `size`.
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         self._shift = np.uint64(half_bits)
         self._mask = np.uint64(2**half_bits - 1)
@@ -97,7 +98,7 @@ class Permutation:
             raise IndexError(f"a place is outside range({self.size})")
         values = self._apply_network(flat.astype(np.uint64))
         outside = np.flatnonzero(values >= self.size)
-        while outside.size:
+        while outside.size:  # cycle walking
             values[outside] = self._apply_network(values[outside])
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64).reshape(shape)
@@ -118,8 +119,8 @@ class WindowOrder:
         self.num_windows = num_tokens // length
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the position of the first token of the `numbers`-th windows, counted from 0 over
-        all epochs.
+        """Return the position of the first token of each window whose number, counted from 0 over
+        all epochs, is in `numbers`.
         """
         epochs, positions = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(positions)
@@ -128,7 +129,7 @@ class WindowOrder:
             permutation = Permutation(self.num_windows, derive_key("epoch", self.seed, epoch))
             offset = derive_key("offset", self.seed, epoch) % self.num_tokens
             starts[in_epoch] = permutation(positions[in_epoch]) * self.length + offset
-        return starts % self.num_tokens
+        return starts % self.num_tokens  # the tokens are a circle, cut at `offset`
 
 
 class Batches:
@@ -238,14 +239,16 @@ class ValidationWindows:
         self.num_windows = int(self._windows_per_domain.sum())
 
     def _locate_windows(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the position where each window begins, and the number of targets from there to the
-        end of the window's domain.
+        """Return the position where each window (a number from 0) begins, and the number of targets
+        from there to the end of the window's domain.
         """
-        ends = np.cumsum(self._windows_per_domain)
-        domain_ids = np.searchsorted(ends, windows, side="right")
-        starts = (windows - (ends - self._windows_per_domain)[domain_ids]) * self.length
-        offsets = np.cumsum(self._domain_sizes) - self._domain_sizes
-        return starts + offsets[domain_ids], self._domain_sizes[domain_ids] - 1 - starts
+        window_ends = np.cumsum(self._windows_per_domain)
+        domain_ids = np.searchsorted(window_ends, windows, side="right")
+        first_windows = window_ends - self._windows_per_domain  # of each domain
+        starts_in_domain = (windows - first_windows[domain_ids]) * self.length
+        num_targets = self._domain_sizes[domain_ids] - 1 - starts_in_domain
+        domain_offsets = np.cumsum(self._domain_sizes) - self._domain_sizes
+        return starts_in_domain + domain_offsets[domain_ids], num_targets
 
     def domains(self) -> list[str] | None:
         """Return the name of each window's domain; None where the data has a single domain."""

@@ -78,31 +78,38 @@ def measure_overlap(train: TokenFile, validation: TokenFile, *, length: int) -> 
     token's id.
     """
     starts = np.asarray(validation.documents)
-    lengths = np.diff(np.append(starts, validation.num_tokens))
-    counts = lengths // length
-    document = np.repeat(np.arange(len(starts)), counts)  # of each passage
-    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    is_repeated = np.zeros(len(document), bool)
-    if len(document):
-        positions = (starts[document] + number * length)[:, None] + np.arange(length)
-        passages = _hash_windows(validation.tokens[positions].ravel(), length)[::length]
+    document_lengths = np.diff(np.append(starts, validation.num_tokens))
+    counts = document_lengths // length  # passages of each document
+    num_passages = int(counts.sum())
+    document_ids = np.repeat(np.arange(len(starts)), counts)  # of each passage
+    # The number of each passage within its document, from 0.
+    numbers = np.arange(num_passages) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_repeated = np.zeros(num_passages, bool)
+    if num_passages:
+        positions = (starts[document_ids] + numbers * length)[:, None] + np.arange(length)
+        # Hashes of all windows of the joined passages, of which every `length`-th is a passage.
+        passage_hashes = _hash_windows(validation.tokens[positions].ravel(), length)[::length]
         for start in range(0, train.num_tokens - length + 1, _CHUNK):
             stop = min(start + _CHUNK + length - 1, train.num_tokens)
-            hashes = _hash_windows(train.tokens[start:stop], length)
-            is_repeated |= np.isin(passages, hashes, kind="sort")
-    return np.bincount(document, is_repeated, len(starts)) / np.maximum(counts, 1)
+            train_hashes = _hash_windows(train.tokens[start:stop], length)
+            is_repeated |= np.isin(passage_hashes, train_hashes, kind="sort")
+    return np.bincount(document_ids, is_repeated, len(starts)) / np.maximum(counts, 1)
 
 
 def _hash_windows(tokens: np.ndarray, length: int) -> np.ndarray:
     """Return a polynomial hash of every window of `length` tokens, one per start: uint64.
 
     Window i is hashed as Σ_k m(t_{i+k}) B^k mod 2⁶⁴, the difference of two prefix sums of
-    m(t_j) B^j, times B^{-i}.
+    m(t_j) B^j, times B^{-i}; m is `mix64`.
     """
     mixed = mix64(tokens.astype(np.uint64), derive_key("overlap"))
-    count = len(tokens)
-    powers = np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - 1, _BASE)]))
+    powers = _powers(_BASE, len(tokens))
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mixed * powers)])
     inverse = np.uint64(pow(int(_BASE), -1, 2**64))
-    inverse_powers = np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - length, inverse)]))
+    inverse_powers = _powers(inverse, len(tokens) - length + 1)
     return (sums[length:] - sums[:-length]) * inverse_powers
+
+
+def _powers(base: np.uint64, count: int) -> np.ndarray:
+    """Return base⁰, base¹, …, `count` powers modulo 2⁶⁴: uint64."""
+    return np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - 1, base)]))

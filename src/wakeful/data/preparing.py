@@ -47,6 +47,8 @@ their total."""
 
 BATCH_BYTES = 2**20
 """Bytes of text per encoded batch, and between two calls of `progress`."""
+_SPLIT_VERSION = 2
+"""Version of the rule that splits documents (`split_by_hash`), part of the names in the cache."""
 
 
 def preparation_options(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
@@ -189,17 +191,16 @@ def prepare_data(
     file's path, size and time of change. So a second call reads no text, and changed files are
     prepared into a new folder.
     """
-    parameters = list(inspect.signature(prepare).parameters.values())[2:]
-    options = (
-        {option.name: option.default for option in parameters} | options | {"progress": progress}
-    )
+    _, _, *parameters = inspect.signature(prepare).parameters.values()  # not source and folder
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    options = defaults | options | {"progress": progress}
     tokenizer = options["tokenizer"]
     if isinstance(tokenizer, str | Path):
         options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
     plain = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
     key = {
         "version": VERSION,
-        "split": 2,  # the number of its rule
+        "split": _SPLIT_VERSION,
         "manifest": data_manifest(source, options["validation_source"]),
         "tokenizer": tokenizer
         and [
@@ -230,9 +231,10 @@ def load_data(
     """
     source = config.source
     task = task_of(source, imports=imports) if tokenizer is None else None
+    if task is not None:
+        return TaskData(task)
     return (
-        (task and TaskData(task))
-        or load_mixture(config, source, progress, tokenizer=tokenizer)
+        load_mixture(config, source, progress, tokenizer=tokenizer)
         or open_prepared(source)
         or prepare_data(source, progress=progress, **preparation_options(config, tokenizer))
     )
@@ -289,7 +291,7 @@ def load_mixture(
 
 
 def reopen_data(config: DataConfig) -> Data | None:
-    """Open the prepared data that `config.data.source` names; None where the folder, or that of a
+    """Open the prepared data that `config.source` names; None where the folder, or that of a
     mixture's part, no longer exists.
     """
     sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
@@ -299,10 +301,14 @@ def reopen_data(config: DataConfig) -> Data | None:
 def _shared_tokenizer(
     domains: Sequence[Domain], config: TextConfig, progress: Progress
 ) -> Tokenizer:
-    """Train a tokenizer on the training documents of all domains, or load it from the cache."""
+    """Train a tokenizer on the training documents of all domains, or load it from the cache.
+
+    Its folder in the cache is named by a hash of the domains' files and of the options on which
+    the tokenizer depends.
+    """
     key = {
         "version": VERSION,
-        "split": 2,
+        "split": _SPLIT_VERSION,
         "manifests": [source_manifest(domain.source) for domain in domains],
         **{
             name: getattr(config, name)
@@ -408,7 +414,10 @@ def _read_texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str
 def _encode_documents(
     side: SplitSide, tokenizer: Tokenizer, progress: Progress
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of each document, followed by end_of_text: (tokens,) of the narrowest dtype."""
+    """Yield the ids of each document, followed by end_of_text: (tokens,) of the narrowest dtype.
+
+    Pieces of many documents are encoded in one batch, and joined again to documents.
+    """
     dtype = token_dtype(tokenizer.vocab_size)
     pieces_of_document: list[np.ndarray] = []
     for batch in _batch_pieces(_read_texts(side, "encoding", progress), tokenizer):

@@ -111,7 +111,7 @@ def _is_json_array(path: Path) -> bool:
 
 def _has_json_lines(path: Path, text_field: str) -> bool:
     """Return whether a file's first line is a JSON object and more lines follow; for a file of one
-    line, whether this object has the field `text_field`.
+    line, whether this object has the field `text_field`. Blank lines do not count.
     """
     with path.open("rb") as file:
         lines = list(itertools.islice(filter(bytes.strip, file), 2))
@@ -147,6 +147,7 @@ def _read_table(path: Path, text_field: str) -> NumberedRows:
     """Yield the number, the location and the value of each row of a parquet, CSV or TSV file, of
     which only the column `text_field` is read; CSV and TSV values stay strings.
     """
+    # `datasets` takes a path for a glob.
     file, ending = glob.escape(str(path.absolute())), path.suffix.lower()
     remedy = f"; name its column of text ({text_field!r} now), or fetch the file again"
     options: dict[str, Any] = {"columns": [text_field], "batch_size": ROWS_AT_A_TIME}
@@ -185,7 +186,7 @@ def stream_file(
     with wrap_errors(f"cannot read {description}", remedy):
         import datasets  # noqa: PLC0415 - it takes seconds to import
 
-        # It logs what it then raises.
+        # `datasets` would log every error before it raises it.
         logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
         with tempfile.TemporaryDirectory() as cache:
             rows: Any = datasets.load_dataset(

@@ -126,20 +126,22 @@ def _read_source(source: str, text_field: str) -> Iterator[Document]:
     if os.path.isdir(folder) and not _is_stdlib(source):
         _warn_of_unread_files(folder, {name for name, _ in files})
     for name, path in files:
-        if _is_stdlib(source):
+        if _is_stdlib(source):  # a file that cannot be decoded is an empty document, to be skipped
             yield Document(name, read_python(path) or "")
         else:
             yield from read_file(name, path, text_field=text_field)
 
 
 def _list_files(source: str) -> list[tuple[str, Path]]:
-    """Return the files of a local source as (name relative to the source, path), sorted by name."""
-    with convert_read_errors(
-        source[:200]
-    ):  # a folder that may not be entered, a path that is too long
+    """Return the files of a local source as (name relative to the source, path), sorted by name.
+
+    Raises:
+        WakefulError: the source names no file, a folder may not be entered, or a path is too long.
+    """
+    with convert_read_errors(source[:200]):
         if not _is_stdlib(source):
             return _find_files(source)
-        pattern = source.partition(":")[2] or "*"
+        pattern = source.partition(":")[2] or "*"  # python-stdlib:PATTERN
         matches = [file for file in stdlib_files() if fnmatch.fnmatchcase(file[0], pattern)]
         if not matches:
             raise WakefulError(f"no file of the standard library matches {pattern}")
@@ -193,6 +195,7 @@ def _find_files(source: str) -> list[tuple[str, Path]]:
     paths = [path for path in paths if path.is_file()]
     if not paths:
         raise WakefulError(f"no file matches {source}: check the pattern")
+    # Names are relative to the last folder before the first wildcard.
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
     return sorted((Path(os.path.relpath(match, root)).as_posix(), match) for match in paths)
 
@@ -288,9 +291,9 @@ def parse_hub(source: str) -> tuple[str, str | None, str]:
     name, *rest = source.removeprefix(HUB_PREFIX).split(":")
     if not name or len(rest) > 2:
         raise WakefulError(f"{source!r} is not a dataset: write hf:owner/name[:config][:split]")
-    if len(rest) == 1 and rest[0] in HUB_SPLITS:
+    if len(rest) == 1 and rest[0] in HUB_SPLITS:  # the one word is a split, not a config
         rest = ["", *rest]
-    config, split = [*rest, "", ""][:2]
+    config, split = [*rest, "", ""][:2]  # "" for what is missing
     return name, config or None, split or "train"
 
 
@@ -350,17 +353,17 @@ class TextBeginning:
         """Return a beginning of the text that has more than `count` tokens, or the whole text where
         it is shorter or `count` is 0.
         """
-        size = _CHARACTERS_A_TOKEN * count or math.inf
-        while self.read_until(size):
-            beginning = self.text[: int(size)]
+        num_characters = _CHARACTERS_A_TOKEN * count or math.inf
+        while self.read_until(num_characters):
+            beginning = self.text[: int(num_characters)]
             if len(encode(beginning)) > count:
                 return beginning
-            size *= 2
+            num_characters *= 2
         return self.text
 
-    def read_until(self, size: float) -> bool:
-        """Read documents until the text has `size` characters; return False at its end."""
-        while len(self.text) < size:
+    def read_until(self, num_characters: float) -> bool:
+        """Read documents until the text has `num_characters`; return False where it ends before."""
+        while len(self.text) < num_characters:
             document = self._read_next()
             if document is None:
                 return False

@@ -53,8 +53,8 @@ class Spool:
 
     @property
     def digests(self) -> np.ndarray:
-        """A 128-bit hash of each text, (documents,) DIGEST: the start of the SHA-256 of the first
-        text with the same normalized digest.
+        """A 128-bit hash of each text, (documents,) DIGEST, equal for texts with equal normalized
+        digests: the start of the SHA-256 of the first of them.
         """
         _, first_index, group = np.unique(
             self.normalized_digests["low"], return_index=True, return_inverse=True
@@ -89,6 +89,7 @@ class Spool:
         text = document.text.encode("utf-8")
         name = document.name.encode("utf-8", "surrogateescape")
         digest = hashlib.sha256(text).digest()
+        # Without a limit there is always room for more than this text.
         bytes_left = len(text) + 1 if max_bytes is None else max_bytes - self.num_bytes
         is_full = len(text) >= bytes_left
         if is_full:  # "ignore" drops a character that the cut goes through
@@ -166,8 +167,10 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
         return _split_single_document(spool, fraction=fraction, scratch=scratch)
     sizes, digests = spool.lengths, spool.digests
     _, group, copies = np.unique(digests["low"], return_inverse=True, return_counts=True)
-    can_be_cut = (copies[group] == 1) & (sizes >= _SHORT)
+    has_no_copy = copies[group] == 1
+    can_be_cut = has_no_copy & (sizes >= _SHORT)
     is_cut = is_validation = np.zeros(len(spool), bool)
+    # First with few large documents; if that misses the fraction, with more. Equal limits run once.
     for limit in dict.fromkeys((max(_LARGE, fraction), fraction)):
         is_cut = can_be_cut & (sizes >= limit * sizes.sum())
         end_bytes = int(fraction * sizes[is_cut].sum())
@@ -223,7 +226,8 @@ def _cut_documents(
 def choose_held_out(
     digests: np.ndarray, sizes: np.ndarray, *, fraction: float, seed: int, end_bytes: int = 0
 ) -> np.ndarray | None:
-    """Choose validation documents by hash; return a mask, or None if all documents are equal.
+    """Choose validation documents by hash; return a mask, or None if all documents are equal or
+    there is none.
 
     Each document's digest is hashed with the seed, and the documents with the lowest hashes are
     held out: all below `fraction` of the range, then fewer or more until their bytes lie between
@@ -236,7 +240,9 @@ def choose_held_out(
     hashes, rank = np.unique(document_hashes, return_inverse=True)  # rank 0: the lowest hash
     if len(hashes) == 1:
         return None
+    # Entry n: the bytes held out with the n lowest hashes.
     bytes_held_out = end_bytes + np.concatenate([[0], np.bincount(rank, sizes).cumsum()])
+    # The whole text: these documents and the cut ones, whose ends are `fraction` of them.
     text_bytes = bytes_held_out[-1] - end_bytes + end_bytes / fraction
     lowest, highest = 0 if end_bytes else 1, len(hashes) - 1
     count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
@@ -255,8 +261,9 @@ def split_by_source(spool: Spool, validation: Spool) -> Split:
         WakefulError: a text is in both sources, so that a loss on it would measure memorization.
     """
     training_keys, validation_keys = spool.normalized_digests, validation.normalized_digests
-    shared = np.flatnonzero(np.isin(validation_keys["low"], training_keys["low"], kind="sort"))
-    for number in shared:
+    # Documents that agree in half of the digest, which is found fast, then in the whole digest.
+    candidates = np.flatnonzero(np.isin(validation_keys["low"], training_keys["low"], kind="sort"))
+    for number in candidates:
         copies = np.flatnonzero(training_keys == validation_keys[number])
         if len(copies):
             raise WakefulError(
@@ -298,4 +305,5 @@ def _training_end(text: str, fraction: float) -> int:
     """
     end = round(len(text) * (1 - fraction))
     smallest = max(0, round(len(text) * (1 - 2 * fraction)))
-    return text.rfind("\n", smallest, end) + 1 or end
+    after_newline = text.rfind("\n", smallest, end) + 1  # 0 where no line ends there
+    return after_newline or end

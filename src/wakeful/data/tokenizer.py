@@ -70,8 +70,7 @@ class Tokenizer:
             raise WakefulError(
                 f"the tokenizer has no token {end_of_text!r} to end a text: name one it has"
             )
-        vocab = inner.get_vocab(with_added_tokens=True)
-        highest = max(vocab.values())
+        highest_id = max(inner.get_vocab(with_added_tokens=True).values())
         steps = {"normalizer": inner.normalizer, "decoder": inner.decoder}
         check_growth(
             {name: json.loads(step.__getstate__()) for name, step in steps.items() if step}
@@ -80,8 +79,8 @@ class Tokenizer:
         self.end: int | None = end
         """The token that ends a text; None where there is none."""
         self.end_of_text_token = end_of_text
-        self.vocab_size: int = 1 + highest
-        """Rows an embedding needs: the highest id and one."""
+        self.vocab_size: int = 1 + highest_id
+        """Rows an embedding needs: the highest id plus 1, as ids may have gaps."""
         self.companion_files = dict(companion_files or {})
         self.table: dict[str, Any] = json.loads(self.companion_files.get(CONFIG, "{}"))
         self.bos: int | None = self._id_of("bos_token")
@@ -242,17 +241,18 @@ class Tokenizer:
         return self.end_of_text if self.bos is None else self.bos
 
     def with_bos(self) -> "Tokenizer":
-        """Return a copy of this tokenizer that puts `start_token` before every text."""
+        """Return a copy of this tokenizer that puts `start_token` before every text, as its BOS;
+        one that puts BOS there already is returned as it is.
+        """
         if self.adds_bos:
             return self
         settings, table = self._tables_to_write()
-        token = self.inner.id_to_token(self.start_token)
-        old_processor = settings["post_processor"]
         processor = _make_post_processor(self.inner, self.start_token, None)
-        if old_processor:
+        if old_processor := settings["post_processor"]:
             processor = {"type": "Sequence", "processors": [old_processor, processor]}
         settings["post_processor"] = processor
-        return self._with_tables(settings, table | {"bos_token": token})
+        bos_token = self.inner.id_to_token(self.start_token)
+        return self._with_tables(settings, table | {"bos_token": bos_token})
 
     def without_bos(self) -> "Tokenizer":
         """Return a copy of this tokenizer that, like its chat templates, puts no BOS before a text.
@@ -271,7 +271,7 @@ class Tokenizer:
         for name, text in self.chat_templates.items():
             file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
             companion_files[file] = _remove_bos(text)
-        table.pop("chat_template", None)
+        table.pop("chat_template", None)  # the templates are now in files of their own
         changed = self._with_tables(settings, table, companion_files)
         if changed.adds_bos:
             raise WakefulError(
@@ -283,10 +283,10 @@ class Tokenizer:
 
     def _tables_to_write(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tables of tokenizer.json and tokenizer_config.json, changed so that only the
-        post-processor of the first decides which special tokens are added around a text.
+        post-processor in tokenizer.json decides which special tokens are added around a text.
 
-        From the flags add_bos_token and add_eos_token of the second, Transformers makes a
-        post-processor; here they are replaced by that post-processor.
+        Where tokenizer_config.json has the flags add_bos_token and add_eos_token, Transformers
+        makes a post-processor from them; here that post-processor replaces the flags.
         """
         settings: dict[str, Any] = json.loads(self._json())
         settings |= {"truncation": None, "padding": None}
@@ -474,7 +474,8 @@ def _fetch_from_hub(name: str) -> Path:
 def special_ids_around(ids: list[int], text_ids: list[int]) -> tuple[list[int], list[int]]:
     """Return the special ids in `ids` before and after those of the text, `text_ids`.
 
-    If the text has no ids, the first of `ids` counts as before it and the rest as after it.
+    If the text has no ids, the first of `ids` counts as before it and the rest as after it. If
+    `ids` do not contain the text's, as many ids from the first on count as the text's.
     """
     size = len(text_ids)
     starts = (n for n in range(len(ids) - size + 1) if ids[n : n + size] == text_ids)
@@ -488,19 +489,23 @@ def _make_post_processor(
     """Return a tokenizer.json post-processor that puts the token `first` before a text and `last`
     after it, where they are not None, as Transformers makes one.
     """
-    begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
-    single = [begin, "$A", end]
-    pair = [begin, "$A:0", end, begin and f"{begin}:1", "$B:1", end and f"{end}:1"]
+    # In a template, $A and $B are the texts, and ":1" gives a token the type of the second text.
+    begin = [] if first is None else [inner.id_to_token(first)]
+    end = [] if last is None else [inner.id_to_token(last)]
+    second_begin, second_end = [f"{token}:1" for token in begin], [f"{token}:1" for token in end]
+    special_tokens = [(name, first) for name in begin] + [(name, last) for name in end]
     template = processors.TemplateProcessing(
-        single=" ".join(filter(None, single)),
-        pair=" ".join(filter(None, pair)),
-        special_tokens=[(name, token) for name, token in ((begin, first), (end, last)) if name],
+        single=" ".join([*begin, "$A", *end]),
+        pair=" ".join([*begin, "$A:0", *end, *second_begin, "$B:1", *second_end]),
+        special_tokens=special_tokens,
     )
     return json.loads(template.__getstate__())
 
 
 def _without_opening_token(token: int, processor: Any) -> Any:
-    """Return a tokenizer.json post-processor that does not put `token` before a text."""
+    """Return a tokenizer.json post-processor changed so that it does not put `token` before a text;
+    one of an unknown type is returned as it is.
+    """
     match processor:
         case {"type": "Sequence", "processors": parts}:
             return {
@@ -511,11 +516,12 @@ def _without_opening_token(token: int, processor: Any) -> Any:
             if cls[1] != token:
                 return processor
             end = sep[0]
-            is_bert = kind == "BertProcessing"
+            # The same templates as the two types have, without `cls` at the front.
+            pair = f"$A {end} {end} $B:0 {end}"
+            if kind == "BertProcessing":
+                pair = f"$A {end} $B:1 {end}:1"
             template = processors.TemplateProcessing(
-                single=f"$A {end}",
-                pair=f"$A {end} $B:1 {end}:1" if is_bert else f"$A {end} {end} $B:0 {end}",
-                special_tokens=[tuple(sep)],
+                single=f"$A {end}", pair=pair, special_tokens=[tuple(sep)]
             )
             return json.loads(template.__getstate__())
         case {"type": "TemplateProcessing", "special_tokens": entries}:
@@ -577,7 +583,9 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
         WakefulError: an id is not an integer, or larger than `_LARGEST_ID`.
     """
     value = table.get(name)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ids = value if isinstance(value, list) else [value]
+    if value is None:
+        ids = []
     if any(type(token) is not int or token > _LARGEST_ID for token in ids):
         raise WakefulError(
             f"{name} = {value!r}, in the model's {GENERATION} or config.json, must be a token id, "
@@ -599,7 +607,8 @@ def check_tokenizer_files(folder: Path) -> None:
 
 def _check_ids(file: Path, table: Any) -> None:
     """Raise `WakefulError` for a tokenizer.json with an id far above the number of its tokens,
-    which would take memory for every id below it, or with a damaged precompiled_charsmap.
+    which would take memory for every id below it, or with a damaged precompiled_charsmap (a
+    normalizer's table in base64).
     """
     model, added = table.get("model"), table.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None

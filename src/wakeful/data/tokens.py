@@ -90,7 +90,7 @@ class TokenFile(Tokens):
 
     def _row(self, start: int, count: int) -> np.ndarray:
         """Return the `count` tokens from `start` on; past the last token come the first ones."""
-        if start + count < len(self.tokens):
+        if start + count < len(self.tokens):  # without the last token, which `truncate` may change
             return self.tokens[start : start + count]
         positions = np.arange(start, start + count) % len(self.tokens)
         row = self.tokens[positions]
@@ -202,14 +202,18 @@ class PreparedData(Data):
                 )
 
     def with_prepared_fields(self, config: DataConfig) -> DataConfig:
-        """Return `config` with the fields that decide preparation as `data.json` has them."""
+        """Return `config` with the fields that decide preparation as `data.json` has them; return
+        it unchanged where its source is another one or `data.json` has no settings.
+        """
         settings, sources = self.info.get("settings"), self.info.get("validation_source")
         if not isinstance(settings, dict) or not self.is_named_by(config.source):
             return config
+        # `data.json` has None for a size that was not given.
         defaults = {"keep_overlap": False, "vocab_size": self.vocab_size, "max_bytes": 0}
         table = to_table(config) | defaults
         for name in ("validation_fraction", "text_field", *defaults):
             table[name] = settings.get(name) or table[name]
+        # A configuration can name one validation source, `data.json` several.
         table["validation_source"] = ""
         if isinstance(sources, list) and len(sources) == 1:
             table["validation_source"] = sources[0]
@@ -413,9 +417,9 @@ def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None
 
 def _changed_settings(stored: object, settings: dict[str, Any]) -> str:
     """Return the names of the settings whose stored values differ, joined by "and"; "" for none."""
-    old = stored if isinstance(stored, dict) else {}
-    names = {**settings, **old}
-    return " and ".join(name for name in names if old.get(name) != settings.get(name))
+    stored_settings = stored if isinstance(stored, dict) else {}
+    names = settings | stored_settings  # a setting may be in one of the two alone
+    return " and ".join(name for name in names if stored_settings.get(name) != settings.get(name))
 
 
 @contextlib.contextmanager

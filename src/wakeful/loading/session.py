@@ -159,7 +159,7 @@ def choose_data(model: Model, options: ReadingOptions, data: EvaluationData) -> 
     """Return the evaluation data for a model: `data` where the options name a text; else the task
     that the model was trained on or, if there is none, `data`.
     """
-    if options.text or not options.source:  # an empty source: the caller made `data` of a text
+    if options.text or not options.source:  # no source: the options ask for other data
         return data
     return training_task(model) or data
 

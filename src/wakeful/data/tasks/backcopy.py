@@ -90,12 +90,12 @@ class Backcopy(Task):
         """
         bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)
         windows = np.full(bits.shape, BOS_ID, np.int64)  # (L, n)
-        (bounds, tokens), is_trigger_id = self._pairs, self._is_trigger_id
+        bounds, next_tokens = self._pairs
         for position in range(1, len(windows)):
             last = windows[position - 1]
             pairs = np.searchsorted(bounds, (last << _BITS) + bits[position], side="right")
-            copied = windows[max(position - 2, 0)]
-            windows[position] = np.where(is_trigger_id[last], copied, tokens[pairs])
+            before_last = windows[max(position - 2, 0)]  # after BOS not used: it is no trigger
+            windows[position] = np.where(self._is_trigger_id[last], before_last, next_tokens[pairs])
         return np.ascontiguousarray(windows.T)
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
@@ -107,6 +107,7 @@ class Backcopy(Task):
             # The token two positions earlier; of the second token, the first.
             two_earlier = np.concatenate([rows[:, :1], rows[:, :-2]], axis=1)
             copied = -np.log((rows[:, 1:] == two_earlier).astype(float))
+        # + 0.0 makes 0 of the −0 of a certain token.
         return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
 
     def entropies(self, rows: np.ndarray) -> np.ndarray:
