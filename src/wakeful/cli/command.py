@@ -119,6 +119,7 @@ def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: boo
     """
 
     def collect_options(*names: str, **kwargs: Any) -> tuple[list[str], TomlTable]:
+        """Return the names and a table of the options that were given."""
         table: TomlTable = {}
         for option in options:
             value = kwargs.get(_keyword_of(option))

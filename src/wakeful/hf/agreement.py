@@ -65,7 +65,8 @@ class Agreement:
 
 @torch.no_grad()
 def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
-    """Compare the logits of our decoder with those of the Transformers model; neither is changed.
+    """Compare the logits of our decoder with those of the Transformers model, without changing one
+    of them; return the differences, without figures where Transformers cannot run its model.
 
     Both models read two sequences of 32 random tokens. Where layers have a sliding window, they
     also read a sequence longer than the window: through all layers or, where that costs too much,

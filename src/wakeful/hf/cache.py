@@ -137,7 +137,7 @@ def token_visibility(
             f"and has shape {tuple(mask.shape)}"
         )
     valid = None if mask is None else mask != 0
-    if valid is not None and is_readable(valid) and bool(valid.all()):
+    if valid is not None and is_readable(valid) and bool(valid.all()):  # it hides nothing
         valid = None
     if positions is None:
         return valid, None, None
@@ -156,7 +156,7 @@ def _number_packed_texts(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | 
     """Return for each token the number of its text in the row, where positions restart at the start
     of every text; None where every row holds a single text.
     """
-    # A text starts where a position is not the one before it plus 1; the first token's always is.
+    # True where a position is not the previous one plus 1; False at the first token.
     starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     numbers = starts.long().cumsum(1)
     return None if is_readable(numbers) and not bool(numbers.any()) else numbers

@@ -43,6 +43,7 @@ def attach_cache_scales(
     def replace_cache(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give an attention layer its quantizing cache around the one that it is called with."""
         cache: Any = module.get_submodule("kv_cache")
         cache.add_past_key_values(kwargs.get(CACHE))
         return args, {**kwargs, CACHE: cache}
@@ -52,7 +53,7 @@ def attach_cache_scales(
         raise WakefulError(f"{source} names a kv_cache_scheme and has no scales of keys and values")
     for name in names:
         attention: Any = model.get_submodule(name)
-        if hasattr(attention, "kv_cache"):
+        if hasattr(attention, "kv_cache"):  # quantized by Transformers
             continue
         arguments = QuantizationArgs.model_validate(dict(scheme))
         attention.quantization_scheme = QuantizationScheme(targets=[], input_activations=arguments)

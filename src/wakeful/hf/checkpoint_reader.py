@@ -126,7 +126,8 @@ class Shards(Mapping[str, Tensor]):
 
     @cached_property
     def types(self) -> dict[str, torch.dtype]:
-        """Float types other than `stored`, by the tensor's name with N for each number.
+        """Types of the float tensors that are not in the most common type (`stored`), by the
+        tensor's name with N for each number ("layers.N.norm").
 
         Where the same tensor has different types in different layers, the widest stands for all.
         """
@@ -139,8 +140,8 @@ class Shards(Mapping[str, Tensor]):
 
     @property
     def widest(self) -> torch.dtype | None:
-        """The narrowest type that holds the numbers of every tensor exactly; None where most of
-        them are not floats.
+        """The type in which every tensor can be held exactly, such as float32 for a checkpoint of
+        bfloat16 and float32; None where most numbers are not floats.
         """
         if self.stored is None:
             return None
@@ -172,7 +173,7 @@ def _list_shards(folder: Path) -> list[Path]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WakefulError(f"{index} is not an index of shards; fetch it again") from None
     for file, path in zip(files, paths, strict=True):
-        if not _SHARD.fullmatch(file):
+        if not _SHARD.fullmatch(file):  # a path that leads out of the folder, or a pickled file
             raise WakefulError(f"{index} names {file!r}, which is not a shard beside it")
         if not path.is_file():
             raise WakefulError(f"the shard {path} is missing; fetch it again")
@@ -187,7 +188,7 @@ def without_numbers(name: str) -> str:
 def to_file_type(
     tensor: Tensor, name: str, dtype: torch.dtype, types: Mapping[str, torch.dtype] | None
 ) -> Tensor:
-    """Convert a tensor to the type that it is written to a file in.
+    """Convert a tensor to the type in which it is written to a file.
 
     Without `types` every tensor is rounded to `dtype`. With `types` no number changes: the type is
     that of the tensor's name (with N for each number) in `types`, or else `dtype`, and a tensor
@@ -198,16 +199,16 @@ def to_file_type(
     file_type = types.get(without_numbers(name), dtype)
     if tensor.dtype == torch.float64:
         tensor = tensor.float()
-    if file_type.itemsize > tensor.dtype.itemsize:
+    if file_type.itemsize > tensor.dtype.itemsize:  # widening changes no number
         return tensor.to(file_type)
     return narrow_exactly(tensor, file_type)
 
 
 def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Cast a tensor to a narrower type if that changes none of its numbers; else return it as it
-    is.
+    """Cast a tensor to a narrower type if that changes none of its numbers; else, or for `dtype`
+    None, return it as it is.
     """
-    # A paged tensor is stored in a narrower type than the one it computes in.
+    # A paged tensor computes in a wider type than it is stored in: the way back is exact.
     if stored_tensor(tensor).dtype == dtype:
         return tensor.to(dtype)
     wide = tensor.dtype

@@ -179,7 +179,7 @@ def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str
     name = "." * node.level + (node.module or "")
     if node.level:
         name = importlib.util.resolve_name(name, module.__package__)
-    if name == "jaxtyping":  # a stand-in with `_SHAPES` is written in its place
+    if name == "jaxtyping":  # replaced by a stand-in (`_JAXTYPING`) that has these names alone
         return name if {alias.name for alias in node.names} <= _SHAPES else None
     return name if _is_copied(module, name) else None
 
@@ -192,7 +192,7 @@ def _is_copied(importer: ModuleType, name: str) -> bool:
     top, importer_top = name.partition(".")[0], importer.__name__.partition(".")[0]
     if top == _OURS or (top == importer_top and importer.__package__):
         return True
-    if importer_top == _OURS or importer.__file__ is None:
+    if importer_top == _OURS or importer.__file__ is None:  # wakeful imports no user's module
         return False
     spec = importlib.util.find_spec(top)
     folder = Path(importer.__file__).parent

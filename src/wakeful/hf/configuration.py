@@ -162,6 +162,7 @@ class WakefulConfig(PreTrainedConfig):
 
     @sliding_window.setter
     def sliding_window(self, value: int | None) -> None:
+        """Set the window; raise `WakefulError` where no layer would have it."""
         if value and not self.parts["local_layers"]:
             raise WakefulError(
                 f"sliding_window = {value}, and no layer has a window: set parts.local_layers to "
@@ -179,6 +180,7 @@ class WakefulConfig(PreTrainedConfig):
 
     @layer_types.setter
     def layer_types(self, value: list[str] | None) -> None:
+        """Set which layers have the window; raise `WakefulError` for a type of another name."""
         if unknown := set(value or ()) - {_WINDOWED, _WHOLE}:
             raise WakefulError(f"layer_types has {min(unknown)!r}, not {_WINDOWED} or {_WHOLE}")
         self.parts["local_layers"] = tuple(

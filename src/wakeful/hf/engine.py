@@ -71,7 +71,7 @@ class EngineDot(nn.Module):
             assert key is not None
             assert value is not None
             k, v = k - key, v - value
-        if self.sinks is not None:
+        if self.sinks is not None:  # a stored prefix without sinks of the normalizer adds e^0
             self.sinks.copy_(torch.zeros_like(self.sinks) if sink is None else sink)
         out, _ = interface(
             self, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None,

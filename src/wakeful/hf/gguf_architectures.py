@@ -177,10 +177,10 @@ def gguf_metadata(model_type: str, config: ModelConfig) -> dict[str, Value]:
             Keys.Attention.VALUE_LENGTH: shape.head_width,
         }
         rope = build("ropes", config.rope)
-        if isinstance(rope, Linear):
+        if isinstance(rope, Linear):  # Llama 3's scaling is a tensor of the file (`rope_factors`)
             values[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
             values[Keys.Rope.SCALING_FACTOR] = rope.factor
-    if model_type == "phi3":
+    if model_type == "phi3":  # whose RoPE may be scaled past this length, and here is not
         values[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
     if model_type.startswith("granite"):
         scaled = config.embedding == "scaled"
@@ -193,12 +193,12 @@ def gguf_metadata(model_type: str, config: ModelConfig) -> dict[str, Value]:
     if model_type == "granite_swa":
         values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         local = [layer in config.local_layers for layer in range(config.num_layers)]
-        # llama.cpp needs a layer with a window: one as long as the context hides nothing.
-        pattern = (
-            local if config.has_short_window else [layer == 0 for layer in range(config.num_layers)]
-        )
+        pattern = local
+        if not config.has_short_window:
+            # llama.cpp needs a layer with a window: one as long as the context hides nothing.
+            pattern = [layer == 0 for layer in range(config.num_layers)]
         values[Keys.Attention.SLIDING_WINDOW_PATTERN] = pattern
-        if not config.local_theta:
+        if not config.local_theta:  # local layers have no RoPE
             values[_ROPE_PATTERN] = [not is_local for is_local in local]
     if model_type.startswith("gemma"):
         values[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
@@ -243,8 +243,9 @@ def convert_for_llama_cpp(
         # The channels of each head that rotate together, i and i + d/2, stand beside each other.
         heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
         half = len(array) // heads // 2
-        parts = array.reshape(heads, *((half, 2) if back else (2, half)), *array.shape[1:])
-        array = parts.swapaxes(1, 2).reshape(array.shape)
+        channels = (half, 2) if back else (2, half)
+        by_head = array.reshape(heads, *channels, *array.shape[1:])
+        array = by_head.swapaxes(1, 2).reshape(array.shape)
     if model_type == "gpt2" and array.ndim == 2 and ".h." in name:
         array = array.T  # Transformers' Conv1D stores a layer's matrices (in, out)
     if model_type.startswith("gemma") and name.endswith("norm.weight"):
@@ -279,6 +280,7 @@ def _query_factor(model_type: str, config: ModelConfig) -> float:
     if model_type.startswith("granite"):  # a file stores its scale of attention logits
         return 1.0
     llama_cpp_scalar = config.shape.head_width
+    # llama.cpp's code knows the largest models, which differ, by their number of layers.
     if config.num_layers == _BY_WIDTH.get(model_type):
         llama_cpp_scalar = config.width // config.num_heads
     return math.sqrt(llama_cpp_scalar / (config.query_scalar or config.shape.head_width))

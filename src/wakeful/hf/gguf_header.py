@@ -93,7 +93,7 @@ class _Reader:
         """Read a string: its length in bytes (uint64), then UTF-8."""
         size = self.read_integer("Q")
         start = self.skip_bytes(size)
-        # Vocabularies hold pieces of letters, but names are text.
+        # A token of a vocabulary may be a part of a character, which is no UTF-8.
         return self.data[start : start + size].decode("utf-8", "replace")
 
 

@@ -198,13 +198,14 @@ def _find_grids(
         parts = [steps[name] for name in link.decoder_names if name in steps]
         if not parts:
             continue
-        hf_name, bits = family.checkpoint_name(link.hf_name), {bits for bits, _ in parts}
-        if len(bits) > 1 or len(parts) < len(link.decoder_names):
+        hf_name = family.checkpoint_name(link.hf_name)
+        bits, *other_bits = {matrix_bits for matrix_bits, _ in parts}
+        if other_bits or len(parts) < len(link.decoder_names):
             raise WakefulError(f"{hf_name} of a {model_type} would hold matrices of several types")
         joined = link.join([step.float() for _, step in parts]).cpu().numpy()
         name = make_gguf_namer(model_type, config.num_layers)(hf_name)
         steps_array = convert_for_llama_cpp(joined, hf_name, model_type, config)
-        grids[name] = (GGMLQuantizationType[f"Q{bits.pop()}_0"], steps_array)
+        grids[name] = (GGMLQuantizationType[f"Q{bits}_0"], steps_array)
         # llama.cpp requires a head of an OLMo 2, even a tied one.
         if model_type == "olmo2" and config.tied and name == "token_embd.weight":
             grids["output.weight"] = grids[name]
@@ -252,7 +253,9 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
 
 
 def _round_to_storage(storage: Storage, weight: Tensor) -> Tensor:
-    """Return a weight rounded as a GGUF file of this storage rounds it."""
+    """Return a weight rounded as a GGUF file of this storage rounds matrices; an embedding or a
+    head, which the file may keep more exactly, is rounded like any other.
+    """
     array = weight.float().cpu().numpy()
     ggml_type = _choose_type(array, storage, is_vocabulary=False)
     packed = gguf.quants.quantize(array, ggml_type)

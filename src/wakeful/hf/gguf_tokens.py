@@ -62,7 +62,7 @@ def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> di
         fields = {_KEYS.MODEL: "gpt2", _KEYS.PRE: _pre_tokenizer_name(table), _KEYS.LIST: tokens,
                   _KEYS.TOKEN_TYPE: kinds, _KEYS.MERGES: merge_texts}  # fmt: skip
     end_keys = (_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID)
-    fields |= zip(end_keys, _list_end_tokens(tokenizer), strict=False)
+    fields |= zip(end_keys, _list_end_tokens(tokenizer), strict=False)  # one to three tokens
     fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: check_pad_token(tokenizer.pad, size)}
     fields |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
     return {key: value for key, value in fields.items() if value is not None}
@@ -80,13 +80,13 @@ def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
     """Raise `WakefulError` where a GGUF file cannot say how a tokenizer matches its added tokens,
     which tokens surround a text, or which tokens end generation.
 
-    llama.cpp drops white space behind the special tokens of a model whose `name` is Phi-3's.
+    For a model whose `name` is Phi-3's, llama.cpp itself drops white space behind the special
+    tokens and "</s>", but not behind the tokens of `_PHI3_KEPT`.
     """
     added = tokenizer.inner.get_added_tokens_decoder().values()
     stripping = {token.content for token in added if token.rstrip}
     special = {token.content for token in added if token.special or token.content == "</s>"}
     is_phi3 = any(model_name in name.lower() for model_name in _PHI3)
-    # llama.cpp strips behind exactly these tokens of a Phi-3, without being told.
     strips_unasked = is_phi3 and stripping == special - _PHI3_KEPT
     refused = ("lstrip", "single_word") if strips_unasked else ("lstrip", "rstrip", "single_word")
     for token in added:
@@ -209,6 +209,7 @@ def _sentencepiece_fields(
     order = [token for token, _ in itertools.groupby(merged_tokens)]
     if len(order) != len(set(order)):
         raise _not_sentencepiece("two tokens' merges take turns")
+    # llama.cpp joins any two neighbors that make a token, so every such pair must be a merge.
     known_pairs = set(merge_pairs)
     for token in normal - byte_tokens:
         for split in range(1, len(token)):

@@ -167,6 +167,9 @@ class WakefulModel(WakefulPreTrainedModel):
     """The decoder without its head: final hidden states."""
 
     def __init__(self, config: WakefulConfig) -> None:
+        """Build the decoder, its projections under the names that peft looks for, and its attention
+        by an inference engine where the configuration names one.
+        """
         super().__init__(config)
         self.decoder = Decoder(config.model)
         self.decoder.add_module("head", nn.Identity())  # the causal model's own
@@ -308,10 +311,10 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
         if model_kwargs.get(CACHE) is None and generation_config.use_cache:
-            rows = max(
+            rows_per_prompt = max(
                 generation_config.num_beams or 1, generation_config.num_return_sequences or 1
             )
-            model_kwargs[CACHE] = self.new_cache(batch_size * rows, max_cache_length)
+            model_kwargs[CACHE] = self.new_cache(batch_size * rows_per_prompt, max_cache_length)
 
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
@@ -436,9 +439,11 @@ def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
 
 
 def _rebuild_variant(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
-    """Build a decoder's variant again from its expression, with its initial values."""
+    """Build a decoder's variant again from its expression, with its initial values; `folder` is the
+    folder of its kind, such as "routes".
+    """
     shape = decoder.config.shape
-    with fixed_seed():
+    with fixed_seed():  # as in the decoder: random constants come out the same
         rebuilt = build(folder, str(variant))
         if isinstance(variant, ValueRoute):
             rebuilt.attach(shape, range(shape.num_layers))

@@ -233,7 +233,8 @@ def _float32_logits(
     device = tokens.device if first is None else first.device
     has_16_bits = any(parameter.element_size() == 2 for parameter in model.parameters())
     widened = InFloat32() if has_16_bits else nullcontext()
-    exact = change_attributes(exact_rotary_frequencies(model))  # no file stores them
+    # Rotary frequencies are in no file; those of a 16-bit model would be rounded.
+    exact = change_attributes(exact_rotary_frequencies(model))
     with evaluating(model), exact, widened, context or nullcontext():
         return last_logits(model, tokens.to(device)).float().cpu()
 

@@ -159,7 +159,7 @@ def softmax1_attention_forward(
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
     # Every query sees all keys: full attention, or a single last query.
     check_kernel(q)
-    return attend_with_sink(q, k, v, sink, None, False, scale), None
+    return attend_with_sink(q, k, v, sink, keep=None, causal=False, scale=scale), None
 
 
 def _check_arguments(

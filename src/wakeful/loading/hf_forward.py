@@ -16,6 +16,7 @@ class HFForward:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        """Find out which arguments the model's `forward` takes; the cache is empty."""
         parameters = inspect.signature(module.forward).parameters
         self._module = module
         # Remote code may know only the older name of the cache argument.

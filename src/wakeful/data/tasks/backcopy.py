@@ -65,7 +65,9 @@ class Backcopy(Task):
 
     @property
     def sha256(self) -> str:
+        """Hash of what the probabilities depend on: triggers, characters and counts of pairs."""
         digest = hashlib.sha256(b"backcopy")
+        # With the length before each part, no two tasks feed the same bytes.
         for data in (b"%d" % self.triggers, self.characters.encode(), self.counts.tobytes()):
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()

@@ -199,8 +199,8 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
 
 
 def canonical_config(config: ModelConfig) -> ModelConfig:
-    """Return an equivalent configuration with every default written out, so that configurations
-    of models that compute the same compare equal.
+    """Return an equivalent configuration with every default written out: two configurations
+    describe the same function if their canonical ones are equal.
 
     A constant sink (softmax-1) becomes a learned sink, whose stored values say that it is constant.
     Layers listed as local whose RoPE and window are those of all other layers are not local.
@@ -212,11 +212,14 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
     shape = config.shape
     rope_differs = config.rope != "plain" or config.local_theta != config.rope_theta
     local = config.local_layers if rope_differs or config.has_short_window else ()
+    attention_bias = "qkv" if config.qkv_bias else "none"
+    if config.out_bias:
+        attention_bias = "all"
     return dataclasses.replace(
         config,
         num_kv_heads=shape.num_kv_heads,
         head_width=shape.head_width,
-        attention_bias="all" if config.out_bias else "qkv" if config.qkv_bias else "none",
+        attention_bias=attention_bias,
         norm=str(build("norms", config.norm)),
         placement=str(build("placements", config.placement)),
         rope=str(build("ropes", config.rope)),
@@ -227,7 +230,7 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
         window=config.window if config.has_short_window else 0,
         normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,
-        rotary_width=config.rotary_width or shape.head_width if rotary else 0,
+        rotary_width=(config.rotary_width or shape.head_width) if rotary else 0,
         # The first token sees itself anyway.
         relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,
         scale_residual_init=False,  # concerns a new model only
@@ -263,16 +266,18 @@ def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
     of local layers, which share both the window and, if it differs, their RoPE.
 
     Raises:
-        WakefulError: the layers with the window are not the local layers that the RoPE names.
+        WakefulError: the layers with the window are not those with a RoPE of their own, or RoPE is
+            scaled, which our decoder does only in layers without a window.
     """
     window = getattr(config, "sliding_window", None)
-    if config.model_type in _WITHOUT_WINDOWS:
+    if config.model_type in _WITHOUT_WINDOWS:  # the architecture's code ignores the field
         window = None
     # Without types of layers (Mistral), the window is every layer's.
     layer_types = getattr(config, "layer_types", None) or [SLIDING] * decoder_config.num_layers
     sliding = tuple(n for n, layer_type in enumerate(layer_types) if layer_type == SLIDING)
     if window is None or not sliding or window >= decoder_config.max_length:
         return decoder_config
+    # Where no layer has a RoPE of its own, the layers with the window become the local ones.
     if not decoder_config.local_layers and decoder_config.rope == "plain":
         decoder_config = dataclasses.replace(
             decoder_config, local_layers=sliding, local_theta=decoder_config.rope_theta

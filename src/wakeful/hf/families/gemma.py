@@ -73,11 +73,11 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     }
     if not config.qk_norm:
         return Gemma2Config(**common)
-    rope = {
+    local_theta = config.local_theta or 10_000.0  # Gemma 3's own, where no layer is local
+    common["rope_parameters"] = {
         base.FULL: base.rope_parameters(config),
-        base.SLIDING: {"rope_type": "default", "rope_theta": config.local_theta or 10_000.0},
+        base.SLIDING: {"rope_type": "default", "rope_theta": local_theta},
     }
-    common["rope_parameters"] = rope
     return Gemma3TextConfig(**common)
 
 

@@ -45,7 +45,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
             f"max_length = {max_length}, but a gpt2 has learned positions, {c.n_positions} of them"
         )
     fields = base.read_fields(config, _FIELD_NAMES) | {"mlp_width": c.n_inner or 4 * c.n_embd}
-    # Without fields in the configuration: what every GPT-2 has.
+    # Every GPT-2 has a LayerNorm, learned positions and biases: no field says so.
     return ModelConfig(
         **fields,
         norm="layernorm",

@@ -33,6 +33,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Convert the configuration of a Granite, or of a Granite SWA (with sinks), to ours."""
     c: Any = config
     check_field(config, "hidden_act", "silu", "swish")
+    # Our decoder has none of the first two multipliers, and scales embeddings by √width or not.
     check_field(config, "residual_multiplier", 1.0)
     check_field(config, "logits_scaling", 1.0)
     check_field(config, "embedding_multiplier", 1.0, math.sqrt(c.hidden_size))
@@ -69,7 +70,7 @@ def _add_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
     global_bases = {theta for n, theta in enumerate(bases) if n not in local}
     global_bases = global_bases or {decoder_config.rope_theta}  # every layer is local
     local_bases = {bases[n] for n in local} or {0.0}  # no layer is local
-    # Our decoder scales the RoPE of layers that are not local only, and that must be a RoPE.
+    # In our decoder a scaling of RoPE does not apply to local layers, and all others have RoPE.
     scales_local = decoder_config.rope != "plain" and local_bases != {0.0}
     if len(global_bases) > 1 or len(local_bases) > 1 or global_bases == {0.0} or scales_local:
         raise unsupported(

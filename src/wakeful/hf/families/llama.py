@@ -42,6 +42,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     decoder_config = dataclasses.replace(
         shared,
         bias=bool(getattr(c, "mlp_bias", False)),
+        # Every Qwen2 has these biases: no field says so.
         attention_bias="qkv" if c.model_type == "qwen2" else shared.attention_bias,
         qk_norm=c.model_type == "qwen3",
         local_layers=_layers_without_rope(c) if c.model_type == "smollm3" else (),
@@ -77,7 +78,7 @@ def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "
         rope=rope,
         rotary_width=base.rotary_width(share, head_width),
         mlp="swiglu",
-        # A Mistral lacks the field; a Qwen2 has biases of q, k and v without one that says so.
+        # Mistral and Qwen2 lack the field.
         attention_bias="all" if getattr(c, "attention_bias", False) else "none",
     )
 
