@@ -141,7 +141,7 @@ def split_into_pieces(text: str) -> Iterator[str]:
             end += 1
         yield text[start:end]
         start = end
-    if start < len(text) or not text:
+    if start < len(text) or not text:  # an empty text is one empty piece
         yield text[start:]
 
 

@@ -46,11 +46,17 @@ def mixture_of(source: str) -> tuple[Domain, ...] | None:
     """
     if not source.lstrip().startswith(f"{MIXTURE}("):
         return None
-    return build_call("data.source", {MIXTURE: _check_mixture}, source)(source)
+    # The expression's arguments go to `_check_mixture`, and the expression itself, for errors.
+    check_mixture = build_call("data.source", {MIXTURE: _check_mixture}, source)
+    return check_mixture(source)
 
 
 def _check_mixture(expression: str, *, parts: list[tuple[str, str, float]]) -> tuple[Domain, ...]:
-    """Check a mixture's parts, (name, source, weight) each, and return them as domains."""
+    """Check a mixture's parts, (name, source, weight) each, and return them as domains.
+
+    Raises:
+        WakefulError: a part is refused; `expression` is the mixture in the error.
+    """
     names = [name for name, _, _ in parts]
     if len(parts) < 2 or len(set(names)) < len(names):
         raise WakefulError(f"a mixture has two parts or more, each of its own name: {expression}")
@@ -82,12 +88,14 @@ class MixedTokens(Tokens):
         self.domains, self.parts = domains, parts
         self.sizes = np.array([part.num_tokens for part in parts], np.int64)
         self.offsets = np.cumsum(self.sizes) - self.sizes
+        """Position of each domain's first token."""
         self.num_tokens = int(self.sizes.sum())
         self.vocab_size = parts[0].vocab_size
         self.end_of_text = parts[0].end_of_text
 
     @property
     def domain_sizes(self) -> dict[str, int]:
+        """Number of tokens of each domain, by its name, in order."""
         return {
             domain.name: part.num_tokens
             for domain, part in zip(self.domains, self.parts, strict=True)
@@ -147,9 +155,9 @@ class MixedBatches(Batches):
             WindowOrder(part.num_tokens, self.length, key)
             for part, key in zip(token_file.parts, keys, strict=True)
         ]
-        self._counts = _apportion_windows(
-            np.array([domain.share for domain in token_file.domains]), BLOCK
-        )
+        shares = np.array([domain.share for domain in token_file.domains])
+        self._counts = _apportion_windows(shares, BLOCK)
+        """Windows of each domain in a block."""
         if not self._counts.all():
             raise WakefulError(
                 f"a part of a mixture has less than one in {BLOCK} windows: leave it out"

@@ -98,7 +98,7 @@ class Permutation:
             raise IndexError(f"a place is outside range({self.size})")
         values = self._apply_network(flat.astype(np.uint64))
         outside = np.flatnonzero(values >= self.size)
-        while outside.size:  # cycle walking
+        while outside.size:  # cycle walking: again, until every value is in the range
             values[outside] = self._apply_network(values[outside])
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64).reshape(shape)
@@ -156,8 +156,10 @@ class Batches:
         bos: int | None = None,
         first: int = 0,
     ) -> None:
-        """Define the order of windows, without reading a token; `first` is the number of the batch
-        that step 0 gets.
+        """Define the order of windows, without reading a token.
+
+        `bos` replaces the first token of every window (None: nothing does), and `first` is the
+        number of the batch that step 0 gets.
 
         Raises:
             WakefulError: the tokens are fewer than one sequence needs, or the processes cannot
@@ -233,6 +235,7 @@ class ValidationWindows:
         self.batch_size = batch_size
         self.bos = bos
         self._domain_sizes = np.array([*token_file.domain_sizes.values()], np.int64)
+        # All tokens of a domain but its first are targets, `length` of them in a window.
         self._windows_per_domain = 1 + (self._domain_sizes - 2) // length
         self.num_predicted = int((self._domain_sizes - 1).sum())
         """Targets in all the batches together."""

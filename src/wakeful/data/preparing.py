@@ -327,6 +327,7 @@ def _shared_tokenizer(
                     progress,
                 )  # fmt: skip
                 fraction = config.validation_fraction
+                # With the seed by which `prepare` will split the domain.
                 split = split_by_hash(spool, fraction=fraction, seed=0, scratch=scratch / "parts")
                 sides.append(split.train)
             texts = (text for side in sides for text in _read_texts(side, "tokenizer", progress))

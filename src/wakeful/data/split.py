@@ -30,7 +30,9 @@ class Spool:
         self.path = path
         self.num_bytes = 0  # of text, in UTF-8
         self._file = path.open("wb")
-        self._corpus = hashlib.sha256()
+        self._corpus = hashlib.sha256()  # of the names and texts of all documents
+        # For each document: where its line begins in the file, the bytes of its text, the first
+        # bytes of the text's SHA-256, and those of the normalized text's.
         self._starts = array("q")
         self._lengths = array("q")
         self._digests = bytearray()

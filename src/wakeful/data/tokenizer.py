@@ -283,7 +283,8 @@ class Tokenizer:
 
     def _tables_to_write(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tables of tokenizer.json and tokenizer_config.json, changed so that only the
-        post-processor in tokenizer.json decides which special tokens are added around a text.
+        post-processor in tokenizer.json decides which special tokens are added around a text, and
+        that nothing is truncated or padded.
 
         Where tokenizer_config.json has the flags add_bos_token and add_eos_token, Transformers
         makes a post-processor from them; here that post-processor replaces the flags.
@@ -426,7 +427,8 @@ class StreamDecoder:
         self._window = context[-_CONTEXT_IDS:]  # ids that are decoded together
         self._num_emitted_ids = len(self._window)  # of the window, from its beginning
         text = tokenizer.decode(self._window)
-        self._num_emitted = len(text.rstrip("\ufffd"))  # characters of the window's text
+        # Characters of the window's text without an unfinished one, which `push` may complete.
+        self._num_emitted = len(text.rstrip("\ufffd"))
 
     def push(self, token: int) -> str:
         """Add one id and return the text that it completes, "" where a character is unfinished."""
@@ -475,7 +477,8 @@ def special_ids_around(ids: list[int], text_ids: list[int]) -> tuple[list[int], 
     """Return the special ids in `ids` before and after those of the text, `text_ids`.
 
     If the text has no ids, the first of `ids` counts as before it and the rest as after it. If
-    `ids` do not contain the text's, as many ids from the first on count as the text's.
+    `ids` do not contain `text_ids`, none count as before, and those after the first
+    len(text_ids) as after.
     """
     size = len(text_ids)
     starts = (n for n in range(len(ids) - size + 1) if ids[n : n + size] == text_ids)
@@ -601,8 +604,12 @@ def check_tokenizer_files(folder: Path) -> None:
         # The library that loads an unreadable file has the better error message.
         with contextlib.suppress(OSError, ValueError, RecursionError):
             table = json.loads((folder / name).read_text("utf-8"))
-        if isinstance(table, dict):
-            (_check_ids if name == FILE else _check_config)(folder / name, table)
+        if not isinstance(table, dict):
+            continue
+        if name == FILE:
+            _check_ids(folder / name, table)
+        else:
+            _check_config(folder / name, table)
 
 
 def _check_ids(file: Path, table: Any) -> None:

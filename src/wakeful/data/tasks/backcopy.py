@@ -95,6 +95,7 @@ class Backcopy(Task):
         bounds, next_tokens = self._pairs
         for position in range(1, len(windows)):
             last = windows[position - 1]
+            # The drawn pairs (last token, next token), by their numbers in `bounds`.
             pairs = np.searchsorted(bounds, (last << _BITS) + bits[position], side="right")
             before_last = windows[max(position - 2, 0)]  # after BOS not used: it is no trigger
             windows[position] = np.where(self._is_trigger_id[last], before_last, next_tokens[pairs])
