@@ -107,9 +107,11 @@ def source_manifest(source: str | Sequence[str]) -> str:
     """
     digest = hashlib.sha256()
     for single in single_sources(source):
-        is_hub = single.startswith(HUB_PREFIX)
-        digest.update(f"source\0{single if is_hub else ''}\0".encode())
-        for name, path in [] if is_hub else _list_files(single):
+        if single.startswith(HUB_PREFIX):
+            digest.update(f"source\0{single}\0".encode())
+            continue
+        digest.update(b"source\0\0")
+        for name, path in _list_files(single):
             with convert_read_errors(path):
                 stat = path.stat()
             line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"

@@ -121,11 +121,14 @@ def _card(
         tags=["wakeful", *tags],
         base_model=origin if origin and _on_hub(origin) else None,
     )
-    options = ", trust_remote_code=True" * trusted
+    options = ", trust_remote_code=True" if trusted else ""
+    first_import = ""
+    if softmax1:
+        first_import = "import wakeful.hf  # has the model's attention, softmax-1\n"
     return "\n".join([
         f"---\n{data.to_yaml()}\n---\n\n# {escape_markdown(name)}\n",
         f"{about}\n",
-        "```python\n" + "import wakeful.hf  # has the model's attention, softmax-1\n" * softmax1 +
+        f"```python\n{first_import}"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
         f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
@@ -187,8 +190,10 @@ def _lineage_lines(run: Run) -> list[str]:
 
 
 def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on the weights that a run starts with, beside or from a reference model
-    (`initial` in its header): which layers, under which license, and the bridges between them.
+    """Yield sentences on a run that started from a reference model's weights, or as the baseline of
+    such runs: which layers, under which license, and the bridges between them.
+
+    `initial` is the record of that in the run's header.
     """
     reference, layers = escape_markdown(initial.get("reference")), initial.get("layers") or []
     arm, folder = escape_markdown(initial.get("arm", "")), _inheritance_folder(run)

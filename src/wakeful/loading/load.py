@@ -68,7 +68,7 @@ def locate_model(source: str | Path) -> Location:
     Raises:
         WakefulError: it is a folder without a model, or a misspelled name.
     """
-    if source == SMOLLM2 and not os.path.isdir(SMOLLM2):
+    if source == SMOLLM2 and not os.path.isdir(SMOLLM2):  # a folder of that name goes first
         return Location("folder", smollm2_folder(), SMOLLM2)
     path = Path(source)
     if not os.path.isdir(path):  # os.path, as pathlib raises for a name that is too long
@@ -167,10 +167,10 @@ def read_decoder(
             shape, our decoder does not support its configuration (the field is named), or the
             logits differ from those of Transformers.
     """
-    kind = parse_dtype(dtype)
     return _load(
-        source, device, kind, step, max_length, _read_tokenizer(tokenizer), as_decoder_model=True
-    )
+        source, device, parse_dtype(dtype), step, max_length, _read_tokenizer(tokenizer),
+        as_decoder_model=True,
+    )  # fmt: skip
 
 
 def _load(
@@ -186,7 +186,8 @@ def _load(
 ) -> Model:
     """Load a model from its source: a run, an export, a GGUF file, a folder or the hub.
 
-    With `as_decoder_model` it becomes our `Decoder`; unsupported configurations are refused early.
+    `dtype` None keeps the stored types, and `tokenizer` None takes the model's own. With
+    `as_decoder_model` it becomes our `Decoder`; unsupported configurations are refused early.
     """
     location = locate_model(source)
     device = choose_device(device) if isinstance(device, str) else device
@@ -212,13 +213,15 @@ def _load(
         model = _wrap_decoder(decoder, location.name, path, partial(read_tokenizer, path))
     else:
         if as_decoder_model and location.kind == "folder":
-            convert_hf_config(read_config(location.path), max_length)  # before any weight is read
+            # Both raise for what cannot be read, before any weight is.
+            convert_hf_config(read_config(location.path), max_length)
             read_generation(location.path, GENERATION)
         model = _load_transformers(
             location, device, dtype, max_length, trust_remote_code, strict=as_decoder_model
         )
     stored, types = _stored_types(location)
     stored = model.stored or stored
+    # Weights that were rounded as they were loaded are written in that narrower type.
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
         stored, types = dtype, {}
     read_tokenizer = model.read_tokenizer if tokenizer is None else lambda: tokenizer

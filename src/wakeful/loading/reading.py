@@ -92,7 +92,7 @@ class EvaluationText(EvaluationData):
         another, each with BOS in front if `bos`.
         """
         check_readable_length(loaded, length, bos=bos)
-        text_length = length - bos
+        text_length = length - bos  # BOS takes one place
         num_tokens = text_length * num_sequences
         tokens = self.beginning.tokens(loaded.encode_plain, num_tokens)
         if len(tokens) < num_tokens:
@@ -110,6 +110,7 @@ class EvaluationText(EvaluationData):
         """Return the first `num_sequences` windows of the text (0: all), overlapping where `stride`
         is less than `length`, with the UTF-8 bytes of their counted targets.
         """
+        # For 0 tokens, `text_of` returns the whole text.
         text = self.beginning.text_of(loaded.encode_plain, length * num_sequences)
         tokens, byte_ends = tokenize(loaded, text)
         if len(tokens) < 2:
