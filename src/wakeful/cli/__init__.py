@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_with_warnings(verb: str, rest: list[str]) -> int:
-    """Run a verb, print each `WakefulWarning` as one line, and return the exit status."""
+    """Run a verb with the arguments `rest`, print each `WakefulWarning` as one line, and return the
+    exit status.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("default", WakefulWarning)
         warnings.showwarning = partial(_show_warning, warnings.showwarning)

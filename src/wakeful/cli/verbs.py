@@ -196,6 +196,7 @@ def compare(arguments: list[str]) -> None:
         raise WakefulError(f"{sources[0]!r} follows no option: name configurations first")
     options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
     seeds = rows.choose_seeds(options.seeds)
+    # Numbers in which the variants differ keep their ratios to the first variant's.
     variants = rescale_rows(rows.variants, base, options.config, strict=True)
     changed_rows = {name: row_arguments for name, row_arguments in by_row.items() if row_arguments}
     for name, row_arguments in changed_rows.items():
@@ -230,7 +231,8 @@ def _check_row_options(row: str, arguments: list[str]) -> None:
     shared = vars(CompareOptions()).keys() - vars(Config()).keys()
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
-        if argument.startswith("--") and name.replace("-", "_").removeprefix("no_") in shared:
+        field = name.replace("-", "_").removeprefix("no_")
+        if argument.startswith("--") and field in shared:
             raise WakefulError(
                 f"--variants.{row}.{name} would do nothing: --{name} is for the whole comparison"
             )

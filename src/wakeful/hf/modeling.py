@@ -374,9 +374,9 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         )
         hidden = outputs.last_hidden_state
         assert hidden is not None
-        positions = (
-            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        )
+        positions = logits_to_keep
+        if isinstance(logits_to_keep, int):
+            positions = slice(-logits_to_keep, None)  # from -0, the beginning, for all positions
         logits = self._decoder.capped(self.lm_head(hidden[:, positions]))
         loss = None
         if labels is not None:
@@ -405,7 +405,8 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
         model = WakefulForCausalLM(config)
     modules = decoder.named_modules(remove_duplicate=False)
     quantized = {name: module for name, module in modules if hasattr(module, "scheme")}
-    for name, module in quantized.items():  # they take the place of a renamed projection
+    # Quantized layers take the place of a projection, and are not wrapped under peft's name.
+    for name, module in quantized.items():
         hf_name = "lm_head" if name == "head" else f"model.decoder.{name}"
         parent, _, leaf = hf_name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, module)

@@ -171,6 +171,7 @@ def _fill_decoder(
     parameters = dict(decoder.named_parameters())
     for name, link in links.items():
         tensor = read_floats(tensors, checkpoint_names[name]).to(dtype=dtype)
+        # Joining the decoder's tensors, which have no values yet, gives the shape.
         expected_shape = link.join([parameters[part] for part in link.decoder_names]).shape
         if tensor.shape != expected_shape:
             raise WakefulError(
@@ -192,7 +193,8 @@ def _fill_decoder(
 def _match_names(
     family: Family, link_names: Collection[str], tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
-    """Return the checkpoint's name of every tensor that a link has (`link_names`), by that name.
+    """Return the name in the checkpoint of each tensor in `link_names` (`Link.hf_name`), by its
+    name there.
 
     Raises:
         WakefulError: the checkpoint lacks such a tensor, or has one that is neither in a link nor a

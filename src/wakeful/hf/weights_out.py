@@ -187,7 +187,8 @@ def hf_tensors(
     if model_type != WakefulConfig.model_type:  # stock architectures have the folded weights
         decoder = folded(decoder)
     decoder_tensors = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
-    decoder_tensors |= decoder.named_buffers(remove_duplicate=False)  # softmax-1's constant
+    # A constant sink of softmax-1 is a buffer, and is stored where others have a learned one.
+    decoder_tensors |= decoder.named_buffers(remove_duplicate=False)
     tensors: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
         name = family.checkpoint_name(link.hf_name)
