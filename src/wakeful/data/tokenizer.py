@@ -492,15 +492,16 @@ def _make_post_processor(
     """Return a tokenizer.json post-processor that puts the token `first` before a text and `last`
     after it, where they are not None, as Transformers makes one.
     """
+    begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
     # In a template, $A and $B are the texts, and ":1" gives a token the type of the second text.
-    begin = [] if first is None else [inner.id_to_token(first)]
-    end = [] if last is None else [inner.id_to_token(last)]
-    second_begin, second_end = [f"{token}:1" for token in begin], [f"{token}:1" for token in end]
-    special_tokens = [(name, first) for name in begin] + [(name, last) for name in end]
+    second_begin = f"{begin}:1" if begin else None
+    second_end = f"{end}:1" if end else None
+    single = [begin, "$A", end]
+    pair = [begin, "$A:0", end, second_begin, "$B:1", second_end]
     template = processors.TemplateProcessing(
-        single=" ".join([*begin, "$A", *end]),
-        pair=" ".join([*begin, "$A:0", *end, *second_begin, "$B:1", *second_end]),
-        special_tokens=special_tokens,
+        single=" ".join(filter(None, single)),
+        pair=" ".join(filter(None, pair)),
+        special_tokens=[(name, token) for name, token in ((begin, first), (end, last)) if name],
     )
     return json.loads(template.__getstate__())
 
@@ -586,9 +587,9 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
         WakefulError: an id is not an integer, or larger than `_LARGEST_ID`.
     """
     value = table.get(name)
-    ids = value if isinstance(value, list) else [value]
     if value is None:
-        ids = []
+        return []
+    ids: list[Any] = value if isinstance(value, list) else [value]
     if any(type(token) is not int or token > _LARGEST_ID for token in ids):
         raise WakefulError(
             f"{name} = {value!r}, in the model's {GENERATION} or config.json, must be a token id, "
