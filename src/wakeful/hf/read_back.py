@@ -196,7 +196,7 @@ def _draw_common_tokens(first: nn.Module, second: nn.Module) -> Int[Tensor, "B L
     window = min(_config_limit(model, "sliding_window", "window") for model in models)
     batch_size, length = _TOKENS
     past_window = window + length // 2
-    if past_window <= _LONGEST:
+    if past_window <= _LONGEST:  # never without a window, which counts as 2³⁰ tokens
         batch_size, length = 1, past_window
     generator = torch.Generator().manual_seed(0)
     return torch.randint(num_ids, (batch_size, min(length, context)), generator=generator)

@@ -48,8 +48,8 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
     if not tokenizer.chat_template:
         return None
     render = _make_renderer(tokenizer)
-    before, message, after = render(_MESSAGE).partition(_MESSAGE)
-    if not message or _MESSAGE in after:
+    before, placeholder, after = render(_MESSAGE).partition(_MESSAGE)
+    if not placeholder or _MESSAGE in after:
         raise _altered_message_error()
     after_ids = tokenizer.encode_marked(after)
     added = tokenizer.inner.get_added_tokens_decoder()
@@ -67,10 +67,11 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
         return [*tokenizer.encode_marked(before), *encoded_message, *after_ids]
 
     try:
-        _, answer, after_answer = render(_MESSAGE, _ANSWER).partition(_ANSWER)
+        _, placeholder, after_answer = render(_MESSAGE, _ANSWER).partition(_ANSWER)
     except WakefulError:  # a template for questions alone
-        answer, after_answer = "", ""
-    end_ids = tokenizer.encode_marked(after_answer) if answer else after_ids
+        placeholder, after_answer = "", ""
+    # Where the template shows no end of an answer, the end of the user's message has to do.
+    end_ids = tokenizer.encode_marked(after_answer) if placeholder else after_ids
     answer_end = _first_special(tokenizer, end_ids)
     return Turn(tokenizer.encode_marked(before), after_ids, answer_end, encode)
 
@@ -87,7 +88,7 @@ def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
         """Render a user's message, and the model's answer if a second text is given."""
         turns = [
             {"role": role, "content": text}
-            for role, text in zip(("user", "assistant"), texts, strict=False)
+            for role, text in zip(("user", "assistant"), texts, strict=False)  # one text or two
         ]
         try:
             return render_template(

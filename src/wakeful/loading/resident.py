@@ -108,7 +108,7 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
                 if in_memory and memory in resident_by_memory:  # tied weights share their memory
                     resident[id(tensor)] = resident_by_memory[memory]
                     continue
-                if exceeds_memory and not in_memory and value.ndim > 1:
+                if exceeds_memory and not in_memory and value.ndim > 1:  # a matrix
                     value = copy_to_file(value)
                 if isinstance(tensor, nn.Parameter):
                     value = nn.Parameter(value, requires_grad=tensor.requires_grad)
