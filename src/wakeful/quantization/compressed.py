@@ -515,29 +515,47 @@ def _match_transformers_layers(
         WakefulError: a layer, or the tokenizer, has no equivalent there.
     """
     kind, layout = stock.config.model_type, _transformers_layout(stock.config)
+    _check_experts(schemes, stock, layout)
+    widths: dict[str, int] = {}
+    for name, layer in stock.layers.items():
+        if isinstance(layer, QuantizedLinear):
+            shape = (layer.out_features, layer.in_features)
+        else:  # not quantized yet
+            shape = weight_and_bias(layer)[0].shape
+        widths[name] = shape[1]
+        if name not in layout.experts and layout.linears.get(name) != tuple(shape):
+            raise WakefulError(
+                f"{FORMAT} holds an nn.Linear of Transformers, or an expert that files store by "
+                f"itself, and {name} of a {kind} is neither: {_MEASURE_ONLY}"
+            )
+    _check_group_widths(schemes, widths)
+    read_tokenizer = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
+    if tokenizer is not None and read_tokenizer is None:
+        raise WakefulError(
+            f"Transformers reads another tokenizer for a {kind} than this model's: {_MEASURE_ONLY}"
+        )
+    return layout, read_tokenizer
+
+
+def _check_experts(
+    schemes: Mapping[str, Scheme], stock: _StockModel, layout: _TransformersLayout
+) -> None:
+    """Raise `WakefulError` unless all experts' layers are quantized by one scheme that Transformers
+    can read for experts, or none are.
+
+    `schemes` holds the schemes of the quantized layers by their names in Transformers.
+    """
     expert_by_scheme = {schemes[name]: name for name in stock.layers if name in layout.experts}
     if len(expert_by_scheme) > 1:
         raise WakefulError(
             f"{' and '.join(expert_by_scheme.values())} are experts of several schemes, and "
             f"Transformers reads all experts by one: {_MEASURE_ONLY}"
         )
-    widths: dict[str, int] = {}
-    for name, layer in stock.layers.items():
-        if isinstance(layer, QuantizedLinear):
-            shape = (layer.out_features, layer.in_features)
-        else:
-            shape = weight_and_bias(layer)[0].shape
-        scheme, widths[name] = schemes[name], shape[1]
-        if name in layout.experts:
-            if scheme.inputs is not None or not isinstance(scheme.weights, Absmax):
-                raise WakefulError(
-                    f"{name} is an expert, which Transformers reads from {FORMAT} only in whole "
-                    f"numbers with unquantized inputs: use --scheme w4a16, or {_MEASURE_ONLY}"
-                )
-        elif layout.linears.get(name) != tuple(shape):
+    for scheme, name in expert_by_scheme.items():
+        if scheme.inputs is not None or not isinstance(scheme.weights, Absmax):
             raise WakefulError(
-                f"{FORMAT} holds an nn.Linear of Transformers, or an expert that files store by "
-                f"itself, and {name} of a {kind} is neither: {_MEASURE_ONLY}"
+                f"{name} is an expert, which Transformers reads from {FORMAT} only in whole "
+                f"numbers with unquantized inputs: use --scheme w4a16, or {_MEASURE_ONLY}"
             )
     for tensor_name in stock.tensors:
         name = tensor_name.removesuffix(".weight")
@@ -547,13 +565,6 @@ def _match_transformers_layers(
                 f"experts of a layer: skip them all with --skip {name.rsplit('.', 2)[0]}, or "
                 f"{_MEASURE_ONLY}"
             )
-    _check_group_widths(schemes, widths)
-    read_tokenizer = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
-    if tokenizer is not None and read_tokenizer is None:
-        raise WakefulError(
-            f"Transformers reads another tokenizer for a {kind} than this model's: {_MEASURE_ONLY}"
-        )
-    return layout, read_tokenizer
 
 
 def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]) -> None:

@@ -218,6 +218,7 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         has_matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
+        # A pattern of containers alone, such as "*.mlp", is an error with an advice.
         if has_matrix:
             matched_layers.update(patterns)
         else:
@@ -270,9 +271,9 @@ def _only_multiplies(layer: nn.Linear) -> bool:
     except (TypeError, RuntimeError):  # it takes more than one tensor
         return False
     expected = linear_product(layer, x)
-    tolerance = 1e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
     if not isinstance(y, Tensor) or y.shape != expected.shape:
         return False
+    tolerance = 1e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
     largest = float(expected.abs().max())
     return torch.allclose(y, expected, rtol=tolerance, atol=tolerance * largest)
 

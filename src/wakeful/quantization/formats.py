@@ -112,21 +112,18 @@ class _LayerRounding:
         if method.sequential and len(self.schemes) > 1:
             raise WakefulError(f"{method} rounds block after block, one format at a time")
         token_weights = None
-        layer_groups = iter([dict(layers)])
         # Gradients can weigh the tokens while XᵀX is summed if one pass serves all layers.
         weighs_by_gradient = (
             method.weighs_tokens and not method.sequential and products_fit_memory(layers)
         )
-        if method.needs_gram:
-            if method.weighs_tokens and not weighs_by_gradient:
-                token_weights = compute_token_weights(model, layers, self.text)
-            layer_groups = layers_by_block(model, layers, self.text, rerun_blocks=method.sequential)
+        if method.needs_gram and method.weighs_tokens and not weighs_by_gradient:
+            token_weights = compute_token_weights(model, layers, self.text)
         norm_readers: set[str] = set()
         if method.norms:
             norm_readers.update(*readers_of_norms(model).values())
         names_sharing_scale = self._layers_sharing_outer_scale()
         try:
-            for group in layer_groups:
+            for group in self._layer_groups():
                 statistics = self._collect_statistics(group, token_weights, weighs_by_gradient)
                 for name, layer_statistics in statistics.items():
                     layer_statistics.reads_norm = not method.norms or name in norm_readers
@@ -142,6 +139,15 @@ class _LayerRounding:
                     put(model, replacements)
         finally:
             put(model, layers)
+
+    def _layer_groups(self) -> Iterator[dict[str, nn.Module]]:
+        """Return the groups of layers whose statistics are collected in one pass: all layers, or
+        those whose XᵀX fit memory together, block by block.
+        """
+        method = self._scheme_list[0].rounding
+        if not method.needs_gram:
+            return iter([dict(self.layers)])
+        return layers_by_block(self.model, self.layers, self.text, rerun_blocks=method.sequential)
 
     @property
     def _scheme_list(self) -> list[Scheme]:

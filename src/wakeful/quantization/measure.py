@@ -84,8 +84,8 @@ class Measurement:
         """Return a scheme's mean loss minus the full-precision model's, or minus that of another
         scheme, the `baseline`: in nats per token, with its standard error over paired sequences.
 
-        exp of it is the ratio of perplexities. Compared with its error it is larger than the
-        difference of perplexities, which the hardest sequences dominate.
+        exp of it is the ratio of perplexities. A difference of perplexities is dominated by the
+        hardest sequences, so that its standard error is larger in proportion.
         """
         base = self.schemes[baseline] if baseline else self.full
         pairs = zip(self.schemes[scheme].nll, base.nll, strict=True)

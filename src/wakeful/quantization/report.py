@@ -145,6 +145,7 @@ def draw_error_over_kurtosis(
         axis=alt.Axis(format="~g", tickCount=5),
     )
     y = _log_axis("relative error", "~p", padding=8)
+    # Logarithmic axes show positive numbers only.
     frame = charts.round_digits(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
     tooltip = [f"{color_column}:N", "module:N", charts.tip("kurtosis", ".4~g"), _ERROR_TOOLTIP]
     return charts.scatter(frame, color_column, names, x, y, tooltip, height=height)
@@ -183,7 +184,7 @@ def _draw_block_errors(damage: Damage) -> charts.Drawing:
         errors = layer_errors(damage, name, "rest")
         blocks = _aggregate_blocks(errors, "value", root_mean_square)
         frames.append(blocks.with_columns(scheme=pl.lit(name)))
-    frame = pl.concat(frames).filter(pl.col("value") > 0)
+    frame = pl.concat(frames).filter(pl.col("value") > 0)  # which the logarithmic axis can show
     y = _log_axis("relative error of layers", "~p")
     lines = charts.draw_lines(
         frame, "scheme", [*damage.schemes], charts.LAYERS, y,
@@ -201,7 +202,7 @@ def _draw_block_kurtosis(damage: Damage) -> charts.Drawing:
         column = f"kurtosis_{position}"
         blocks = _aggregate_blocks(errors, column, pl.col(column).mean())
         frames.append(blocks.with_columns(position=pl.lit(position)))
-    frame = pl.concat(frames).filter(pl.col("value") > 0)
+    frame = pl.concat(frames).filter(pl.col("value") > 0)  # which the logarithmic axis can show
     base = alt.Chart(charts.round_digits(frame)).encode(x=charts.LAYERS)
     y = _log_axis("kurtosis of layers' inputs", "~g")
     dash = charts.encode_names(

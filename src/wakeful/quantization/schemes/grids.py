@@ -180,11 +180,11 @@ class Grid(FieldVariant, ABC):
     def fit_group_scales(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        """Return the scales for values between `smallest` and `largest`, as `value_range` returns
-        them.
+        """Return the scales for values between `smallest` and `largest`, the bounds that
+        `value_range` returns: in groups (M, G).
 
-        In a format with two levels of scales they lie under the outer scale `outer`, by default one
-        that is computed for each of `sequences` equally long sequences of rows.
+        `outer` and `sequences` are for a format with two levels of scales: the outer scale, or the
+        number of equally long sequences of rows for each of which one is computed.
         """
         return replace(self.fit_scales(smallest, largest), group=self.group)
 
