@@ -96,7 +96,7 @@ class Candidate:
             )
         if self.keys:
             decoder = surgery.rotate_keys(decoder)
-        if self.sink_cure == "prefix":
+        if self.sink_cure == "prefix":  # last: its keys and values are the rotated decoder's
             assert token is not None
             decoder = surgery.store_prefix(decoder, [token])
         return decoder

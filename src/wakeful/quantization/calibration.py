@@ -82,9 +82,10 @@ class _Collector:
         self, layers: Mapping[str, nn.Module], *, gram: bool, outputs: bool,
         weights: TokenWeights | None, weighs_by_gradient: bool,
     ) -> None:  # fmt: skip
+        """Prepare empty statistics; the arguments are those of `collect_statistics`."""
         self.layers, self.gram, self.outputs = layers, gram, outputs
         self.weights, self.weighs_by_gradient = weights or {}, weighs_by_gradient
-        self.weighted = weighs_by_gradient or weights is not None
+        self.weighted = weighs_by_gradient or weights is not None  # each layer has its own XᵀX then
         self.statistics: dict[str, InputStatistics] = {}
         self._batch_index = 0
         self._calls = Counter[str]()

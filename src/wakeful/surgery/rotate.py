@@ -182,12 +182,13 @@ def _check_stream(decoder: Decoder) -> None:
             "residual stream itself, so no other basis gives the same function; rotate what lies "
             "inside of the blocks: --rotate_values, --rotate_inner, --rotate_keys"
         )
+    # A norm whose scale can be folded away has its own version of this method.
     if type(decoder.norm).take_scale_and_bias is Norm.take_scale_and_bias:
         raise WakefulError(
             f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
             "no other basis gives the same function"
         )
-    normalizer = next(iter(decoder.blocks)).attention.dot.normalizer
+    normalizer = next(iter(decoder.blocks)).attention.dot.normalizer  # all blocks have the same
     parts = {"route": decoder.route, "depth": decoder.depth, "normalizer": normalizer}
     for field, part in parts.items():
         if any(role.residual is not None for role in roles_of(part).values()):
