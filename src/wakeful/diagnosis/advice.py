@@ -278,6 +278,7 @@ class _CureTrials:
         if self.turn is None:
             return None
         options, cure = ("--rotate", "hadamard"), "rotate the outliers away"
+        # A rotation is exact: the losses and the sinks stay, and `seen` has the turned outliers.
         return trial_of(options, cure, self.seen, self.seen, turned=True)
 
     def try_prefix(self) -> Trial | None:

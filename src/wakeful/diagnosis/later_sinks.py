@@ -60,6 +60,11 @@ def later_sinks(
 ) -> tuple[LaterSink, ...]:
     """Return the sinks after the first token, sorted by share of attention, largest first.
 
+    A sink is a kind of key (a token id, a position, or all delimiters) whose share is by `EXCESS`
+    larger than under even attention, and whose share and mass are over `TIMES` that. Keys of a
+    token id that is a sink do not count for positions and delimiters, nor those of positions for
+    delimiters.
+
     Args:
         sequences: token ids, all of one length.
         shares: for each sequence and key, the fraction of (query, head, layer) triples whose

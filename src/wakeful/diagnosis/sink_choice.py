@@ -71,7 +71,7 @@ def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B 
     if loaded.end is not None:
         candidates.append(loaded.end)
     shares = KeyShares()
-    watched = windows[:2]
+    watched = windows[:2]  # enough to see what takes much attention
     with torch.inference_mode(), watch(model, shares):
         for row in watched:
             logits_of(model, row[None])

@@ -181,7 +181,11 @@ class DotProduct(nn.Module):
         scale: float | None = None,
         sink: Float[Tensor, "*queries H"] | None = None,
     ) -> Float[Tensor, "B L H d"]:
-        """Return attention (B, L, H, d) by the normalizer, causal unless `keep` is given."""
+        """Return attention (B, L, H, d) by the normalizer, causal unless `keep` is given.
+
+        `keep` is the mask (1 or B, L, S) for one of `copies` sequences that the keys are a
+        concatenation of; `scale` replaces the layer's own.
+        """
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
         arguments: dict[str, Any] = {
@@ -284,8 +288,11 @@ class Attention(HasRoles, nn.Module):
     def forward_qkv(
         self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
     ) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return what `forward` does, with separate inputs for the queries (`x`, which routes see
-        too), the keys and the values. `flow` is the state of the forward pass.
+        """Return the attention's output (B, L, D) and the tensors that later layers read, given
+        separate inputs for the queries (`x`, which routes see too), the keys and the values.
+
+        `flow` is the state of the forward pass: masks, rotary angles, the cache and what earlier
+        layers gave.
         """
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
@@ -294,7 +301,7 @@ class Attention(HasRoles, nn.Module):
         keys, values = self._prepare_keys_and_values(mixed.k, mixed.v, flow)
         normalizer = self.dot.normalizer
         sink = normalizer.log_sink(x) if normalizer.fused else None
-        if self.attenders:
+        if self.attenders:  # one route at most
             dot = partial(self._attend, flow, sink)
             u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
         else:

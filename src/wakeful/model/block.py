@@ -105,6 +105,9 @@ class PeriBlock(Block):
     def __init__(
         self, norm: MakeNorm, attention: Attention, mlp: MLP, *, where: NormOrder = "both"
     ) -> None:
+        """Make the norms before and after each sublayer that `where` names, and identities for the
+        others.
+        """
         super().__init__(norm, attention, mlp)
         if where == "after":
             self.attention_norm = self.mlp_norm = nn.Identity()

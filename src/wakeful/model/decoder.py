@@ -249,7 +249,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         valid: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the final normalized hidden states, as the head reads them."""
+        """Return the final normalized hidden states, as the head reads them. Arguments: see
+        `forward`.
+        """
         x = self.embed(tokens)
         return self.stream(x, tokens=tokens, cache=cache, valid=valid, documents=documents)
 

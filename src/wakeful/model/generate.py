@@ -157,7 +157,7 @@ def _sample_tokens(
 ) -> Iterator[int]:
     """Yield sampled token ids that continue `tokens`, up to `num_tokens` or to a token of `stop`.
 
-    Every tensor is made here, in the mode of each step and not in that of the caller.
+    All tensors are made in here, in inference mode, whatever mode the caller is in at each step.
     """
     generator = how.generator
     for _ in range(num_tokens):
