@@ -119,10 +119,10 @@ def options_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_type(loaded: Any, stored: Any) -> Any:
-    """Return what an optimizer's `load_state_dict` made of a value, in the form in which it was
-    stored.
+    """Return `loaded`, a value of an optimizer's state after `load_state_dict`, in the form that it
+    had when `stored`.
 
-    torch gives every tensor its parameter's dtype, and splits strings into characters.
+    torch casts every tensor to its parameter's dtype, and splits strings into characters.
     """
     if isinstance(loaded, Tensor) and isinstance(stored, Tensor):
         return loaded if loaded.dtype == stored.dtype else stored.to(loaded.device)

@@ -52,6 +52,7 @@ class BlockDiagonal(Rotation):
 
     def _apply(self, rows: Float[Tensor, "R n"], *, transpose: bool) -> Float[Tensor, "R n"]:
         """Multiply every block of columns by its matrix, or by the transpose."""
+        # The columns of the wider blocks, then those of the others, as in `self.blocks`.
         parts = (rows[:, : self.split], rows[:, self.split :]) if self.split else (rows,)
         rotated: list[Tensor] = []
         for part, blocks in zip(parts, self.blocks, strict=True):
