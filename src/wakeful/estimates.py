@@ -138,7 +138,7 @@ def student_quantile(freedom: int) -> float:
         return math.inf
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
-    z = 1.959964
+    z = 1.959964  # the normal quantile; below are the terms of the expansion
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -177,7 +177,7 @@ def copy_to_file(tensor: Tensor) -> Paged:
             storage = torch.UntypedStorage.from_file(name, shared=True, nbytes=size)
         finally:
             os.close(handle)
-            Path(name).unlink()
+            Path(name).unlink()  # the mapping keeps the file until nothing uses it
     except OSError as error:
         raise WakefulError(
             f"{folder}, where weights lie that do not fit memory, has no room for {size:,} bytes "

@@ -87,7 +87,7 @@ def demonstrate(
         operations = 0.0
         if has_smollm2():
             tokens = _LENGTH * _NUM_SEQUENCES * DIAGNOSIS_PASSES
-            operations += 2 * _SMOLLM2_PARAMETERS * tokens
+            operations += 2 * _SMOLLM2_PARAMETERS * tokens  # a forward pass takes 2 for each
         for config in (config for variants in parts.values() for config in variants.values()):
             check_run(config, show.stage)
             operations += run_operations(config)
@@ -156,8 +156,8 @@ def _train_comparison(
 def _diagnose_once(
     folder: Path, models: Sequence[str | Path], length: int, display: DisplayFactory
 ) -> list[ModelDiagnosis]:
-    """Diagnose the models on sequences of `length` tokens, unless `folder` holds a diagnosis, and
-    read the diagnoses from the folder.
+    """Diagnose the models on sequences of `length` tokens (0: the default), unless `folder` holds a
+    diagnosis already; return the diagnoses that it holds.
     """
     if not (folder / "run.json").is_file():
         diagnose(

@@ -123,7 +123,7 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
 
     Columns sum to 1 within 1e-6; rows come closer to 1 with every iteration.
     """
-    shares = logits.softmax(-1) + _EPS
+    shares = logits.softmax(-1) + _EPS  # the rows sum to 1 already
     shares = shares / (shares.sum(-2, keepdim=True) + _EPS)
     for _ in range(iterations - 1):
         shares = shares / (shares.sum(-1, keepdim=True) + _EPS)

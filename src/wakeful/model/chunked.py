@@ -81,19 +81,19 @@ class _Mean(torch.autograd.Function):
         gradient with respect to the logits.
         """
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        share = counted.to(dtype)
-        share /= share.sum()
-        slopes = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        total = logits.new_zeros((), dtype=dtype)
+        weights = counted.to(dtype)
+        weights /= weights.sum()  # of each row in the mean
+        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        mean = logits.new_zeros((), dtype=dtype)
         for start in range(0, len(logits), rows):
             part = slice(start, start + rows)
-            loss, slope = row_losses(part, logits[part].to(dtype))
-            total += loss.dot(share[part])
-            if slopes is not None:
-                slopes[part] = slope.mul_(share[part].unsqueeze(-1))
-        if slopes is not None:
-            ctx.save_for_backward(slopes)
-        return total
+            losses, slopes = row_losses(part, logits[part].to(dtype))
+            mean += losses.dot(weights[part])
+            if gradient is not None:
+                gradient[part] = slopes.mul_(weights[part].unsqueeze(-1))
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return mean
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -107,5 +107,5 @@ class _Mean(torch.autograd.Function):
                 "a mean loss over many logits is computed with its gradient and has no second "
                 'one: take Decoder.loss(reduction="sum") and divide, for create_graph=True'
             )
-        (slopes,) = ctx.saved_tensors
-        return slopes * grad.to(slopes.dtype), None, None, None
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad.to(gradient.dtype), None, None, None

@@ -321,5 +321,6 @@ def _padded_bias(keep: Tensor | None, q: Tensor) -> Tensor | None:
     bias = _additive(keep, q)
     if bias is None:
         return None
+    # Padded in memory and cut in shape: the rows' stride is a multiple of 16.
     aligned = F.pad(bias, (0, -bias.shape[-1] % 16))[..., : bias.shape[-1]]
     return aligned.expand(q.shape[0], q.shape[1], -1, -1)

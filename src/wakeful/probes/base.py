@@ -147,10 +147,14 @@ class HiddenEvent:
         return [] if self.before is None else self._split(self.before)
 
     def _split(self, h: Tensor) -> list[Tensor]:
-        """Split a batch (B, L, D) into sequences without padding, in float32 or wider."""
-        h = widened(h)
-        valid = [...] * len(h) if self.valid is None else self.valid
-        sequences = [states[real] for states, real in zip(h, valid, strict=True)]
+        """Split a batch (B, L, D) into sequences without padding, in float32 or wider.
+
+        Raises:
+            Diverged: a state is not finite.
+        """
+        sequences = list(widened(h))
+        if self.valid is not None:
+            sequences = [states[real] for states, real in zip(sequences, self.valid, strict=True)]
         check_finite(*sequences)
         return sequences
 

@@ -78,7 +78,7 @@ def states_of(
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
-    """Return the model's list of blocks."""
+    """Return the list of blocks of a model, ours or one of Transformers."""
     if (decoder := as_decoder(model)) is not None:
         return decoder.blocks
     from wakeful.probes.huggingface import decoder_blocks  # noqa: PLC0415 - Transformers takes seconds to import

@@ -121,8 +121,10 @@ def trust_modules(entries: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         if entries:
-            os.environ.pop(CONSENT)
-            os.environ.update({} if previous is None else {CONSENT: previous})
+            if previous is None:
+                os.environ.pop(CONSENT)
+            else:
+                os.environ[CONSENT] = previous
 
 
 @contextlib.contextmanager

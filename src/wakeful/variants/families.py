@@ -199,6 +199,7 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
     patterns of the stacks' families.
     """
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    # For each stack of layers: the best family so far, and the roles that it gives.
     best: dict[str, tuple[MatrixPatterns, dict[str, Role]]] = {}
     for family in FAMILIES:
         stacks: dict[str, dict[str, Role]] = {}
@@ -207,6 +208,7 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
             if match is not None:
                 stacks.setdefault(match[0], {})[name] = match[1]
         for stack, roles in stacks.items():
+            # The residual stream's width, as each matrix has it on the axis of its role.
             widths = {matrices[name][role.residual or 0] for name, role in roles.items()}
             best_count = len(best[stack][1]) if stack in best else 0
             if len(widths) == 1 and len(roles) > best_count:
