@@ -66,7 +66,7 @@ class EngineDot(nn.Module):
         """
         interface = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         key = value = None
-        if self.prefixes:
+        if self.prefixes:  # the prefix as a sink: see the class
             key, value = self.prefixes[0].keys, self.prefixes[1].values
             assert key is not None
             assert value is not None
@@ -94,7 +94,7 @@ def use_engine_attention(decoder: Decoder, config: WakefulConfig) -> None:
     has_sinks = _check_engine_support(decoder, attentions)
     for layer, attention in enumerate(attentions):
         dot = EngineDot(config, layer, attention.dot, has_sinks=has_sinks)
-        if attention.dot.stored:
+        if attention.dot.stored:  # at the layers whose keys and values this layer reads
             source = decoder.plan.sources[layer]
             dot.prefixes = [attentions[source.key].stored, attentions[source.value].stored]
         attention.dot = dot  # pyright: ignore[reportAttributeAccessIssue]

@@ -41,6 +41,7 @@ def read_gguf_config(path: Path) -> ModelConfig | None:
     table = _read_json_value(path, MODEL)
     if table is None:
         return None
+    # With a training length that no context is too short for.
     config = config_from_table({"model": table, "train": {"length": 1}}).model
     if stock_architecture(config)[0] not in ARCHITECTURES:
         raise WakefulError(f"{path}: {MODEL} is of no architecture that a GGUF file holds")

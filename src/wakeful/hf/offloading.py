@@ -18,7 +18,8 @@ from wakeful.variants import Variant
 
 def unsplit_modules(decoder: Decoder) -> list[str]:
     """Return the names of the module classes that accelerate must not split over devices: the whole
-    decoder where blocks share weights, else its blocks.
+    decoder where it reads shared weights (a route's, learned positions ...) without calling their
+    module, which alone would move them; else its blocks.
     """
     shared = (decoder.route, decoder.depth, decoder.embedding)
     if decoder.config.positions == "learned" or any(list(part.parameters()) for part in shared):

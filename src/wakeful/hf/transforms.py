@@ -44,6 +44,7 @@ def make_transform_config(
     }  # fmt: skip
     group = {"type": "random-hadamard", "apply": [apply], "randomize": False, "head_dim": None,
              "requires_grad": False, "precision": "torch.float32"}  # fmt: skip
+    # Readers divide the stored matrix by √n, and look for it at any one of the layers.
     stored = {f"{layers[0]}.{_GROUP}_input.weight": matrix * math.sqrt(len(matrix))}
     return {"config_groups": {_GROUP: group}}, stored
 
@@ -104,7 +105,7 @@ def attach_transforms(
             raise _transform_error(source, name, problem)
         for args in group["apply"]:
             location = args["location"]
-            if location in _FOLDED:
+            if location in _FOLDED:  # the stored weights are transformed already
                 continue
             if location not in _SIZE_ATTRIBUTES:
                 raise _transform_error(source, name, f"acts on {location}")

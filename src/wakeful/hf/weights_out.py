@@ -264,13 +264,13 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
     their index.
     """
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
+    # Shapes and types suffice to plan the files.
+    meta_tensors = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for name, tensor in tensors.items()
+    }
     split = split_torch_state_dict_into_shards(
-        {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            for name, tensor in tensors.items()
-        },
-        filename_pattern=pattern,
-        max_shard_size=shard,
+        meta_tensors, filename_pattern=pattern, max_shard_size=shard
     )
     for file, names in split.filename_to_tensors.items():
         chosen = {name: tensors[name] for name in names}

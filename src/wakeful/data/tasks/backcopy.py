@@ -172,12 +172,12 @@ class Backcopy(Task):
                 f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(chosen)} characters, "
                 f"and triggers = {self.triggers} must be fewer: what copies needs something to copy"
             )
-        index_of = np.cumsum(in_alphabet) - 1
+        index_of = np.cumsum(in_alphabet) - 1  # a character's number in the alphabet, by its code
         size = len(chosen)
         counts = np.zeros(size**2, np.int64)
         for text_codes in codes:
             characters = index_of[text_codes[in_alphabet[text_codes]]]
-            pairs = characters * size + np.roll(characters, -1)
+            pairs = characters * size + np.roll(characters, -1)  # the first follows the last
             counts += np.bincount(pairs, minlength=len(counts))
         return "".join(map(chr, chosen)), counts.reshape(size, size)
 

@@ -110,7 +110,7 @@ class TaskData(Data):
         self.task = task
         self.tokenizer = task.tokenizer()
         self.train, self.validation = (TaskStream(task, split) for split in SPLITS)
-        tokens = {"train": 0, "validation": VALIDATION_TOKENS + 1}
+        tokens = {"train": 0, "validation": VALIDATION_TOKENS + 1}  # 0: training has no end
         self.info = {
             "source": [str(task)],
             "corpora_sha256": [task.sha256],
