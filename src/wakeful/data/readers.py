@@ -93,7 +93,7 @@ def read_json_lines(path: Path) -> NumberedRows:
     """Yield, for each line of a JSON lines file that is not blank, its number from 1, its location
     for error messages ("PATH, line 3") and its value.
     """
-    offset = 0
+    offset = 0  # bytes before the line, for the error of one that is not UTF-8
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             text = decode_utf8(line, path, offset=offset)

@@ -62,7 +62,8 @@ class EvaluationData(ABC):
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
-        """Return the first `num_sequences` windows to compute a perplexity on; 0: all windows.
+        """Return the first `num_sequences` windows to compute a perplexity on (0: all windows), of
+        `length` inputs each, `stride` tokens apart; with `bos` each begins with BOS.
 
         Raises:
             WakefulError: there are none, or the model cannot read them.
@@ -202,6 +203,7 @@ class EvaluationTask(EvaluationData):
 
     def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
         """Return the loss minus that of the task's true distribution on the same tokens."""
+        # The values are sums over each window's targets.
         rows = np.array([[*window.inputs, window.targets[-1]] for window in windows])
         excess = dataclasses.replace(
             nats, metric="loss over the task's own", exponential=False,
