@@ -245,22 +245,24 @@ class FormatSearch:
         return uniform_formats_to_measure(self.unscored.uniform_choices, size)
 
     def check(self) -> None:
-        """Raise `WakefulError` if no formats meet the budget, or full precision meets it."""
+        """Raise `WakefulError` if no formats meet the budget, full precision meets it, or no format
+        has scales to train although steps of training are asked for.
+        """
         if self.tuning_steps and not any(map(is_tunable, self.engine.schemes.values())):
             raise WakefulError("tune: none of these formats has scales of whole numbers to train")
-        if self.budget.loss:
+        if self.budget.loss:  # only measuring shows whether it can be met
             return
         min_bytes = Frontier(self.unscored.choices).min_bytes
-        smallest = f"{8 * min_bytes / self.unscored.num_weights:.2f} bits per weight"
+        min_bits = f"{8 * min_bytes / self.unscored.num_weights:.2f} bits per weight"
         if self.layer_budget < min_bytes:
             if self.budget.bits:
                 raise WakefulError(
                     f"bits = {self.budget.bits:g} are too few: in their smallest formats the "
-                    f"layers take {smallest}"
+                    f"layers take {min_bits}"
                 )
             raise WakefulError(
                 f"bytes = {self.budget.bytes:,} are too few: the layers take {min_bytes:,} in "
-                f"their smallest formats ({smallest}), all else {self.other_bytes:,}"
+                f"their smallest formats ({min_bits}), all else {self.other_bytes:,}"
             )
         names, full_precision = self.unscored.layers, self.engine.full_precision
         if self.layer_budget >= self.unscored.format_choice(full_precision, names).bytes:
@@ -294,18 +296,22 @@ class FormatSearch:
                 self.model, module, self.tuning_text or self.rounding_text, self.selection_text,
                 steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
             )  # fmt: skip
+        quantized_embeddings = {
+            name: candidates.formats[formats[name]][name]
+            for name in self.embeddings
+            if formats[name] != self.engine.full_precision
+        }
         uniform_choices = candidates.uniform_choices
-        uniform = uniform_formats_to_measure(uniform_choices, allocation.bytes)
+        uniform_names = uniform_formats_to_measure(uniform_choices, allocation.bytes)
+        uniform_models = {
+            name: self._build_model(candidates, dict.fromkeys(candidates.layers, name))
+            for name in uniform_names
+        }
         return MixedModel(
             full_model=self.model, module=module, engine=self.engine, tuning=tuning,
-            formats=formats, allocation=allocation,
-            embeddings={name: candidates.formats[formats[name]][name] for name in self.embeddings
-                        if formats[name] != self.engine.full_precision},
-            uniform_models={
-                name: self._build_model(candidates, dict.fromkeys(candidates.layers, name))
-                for name in uniform
-            },
-            uniform_bytes={name: uniform_choices[name].bytes for name in uniform},
+            formats=formats, allocation=allocation, embeddings=quantized_embeddings,
+            uniform_models=uniform_models,
+            uniform_bytes={name: uniform_choices[name].bytes for name in uniform_names},
             frontier=frontier.curve(), num_weights=candidates.num_weights,
             other_bytes=self.other_bytes,
         )  # fmt: skip
@@ -353,8 +359,8 @@ class FormatSearch:
     def _better_of_uniform(
         self, candidates: Candidates, allocation: Allocation, size: int
     ) -> Allocation:
-        """Return an allocation, or the best uniform one of at most `size` bytes if it has a smaller
-        measured KL from the full-precision model on the selection text.
+        """Return an allocation, or the uniform one of least predicted cost in at most `size` bytes
+        if its measured KL from the full-precision model on the selection text is smaller.
         """
         fitting = {
             name: choice for name, choice in candidates.uniform_choices.items()
@@ -367,8 +373,8 @@ class FormatSearch:
         if uniform.choice_indices == allocation.choice_indices:
             return allocation
         models = [
-            self._build_model(candidates, candidates.formats_by_layer(choice))
-            for choice in (allocation, uniform)
+            self._build_model(candidates, candidates.formats_by_layer(compared))
+            for compared in (allocation, uniform)
         ]
         mixed_kl, uniform_kl = map(sum, kl_per_sequence(self.model, models, self.selection_text))
         return uniform if uniform_kl < mixed_kl else allocation
@@ -381,7 +387,11 @@ class FormatSearch:
         """Return the smallest allocation tried whose measured loss increase is within the budget.
 
         Predicted costs are not exact: each round measures an allocation's loss increase and
-        multiplies the predicted cost that the next one may have by allowed / measured increase.
+        multiplies the predicted cost that the next one may have by allowed / measured increase, by
+        a factor of 4 at most, up or down.
+
+        Raises:
+            WakefulError: no allocation that was tried is within the budget.
         """
         full_loss, allowed = self._mean_loss(self.model), self.budget.loss
         max_predicted_cost, best = allowed, None
@@ -391,8 +401,8 @@ class FormatSearch:
             increase = self._mean_loss(module) - full_loss
             if increase <= allowed and (best is None or allocation.bytes < best.bytes):
                 best = allocation
-            ratio = min(4.0, max(0.25, allowed / max(increase, 1e-6)))
-            max_predicted_cost = allocation.cost * ratio
+            ratio = allowed / max(increase, 1e-6)  # quantizing may lower the loss by chance
+            max_predicted_cost = allocation.cost * min(4.0, max(0.25, ratio))
         if best is None:
             raise WakefulError(
                 f"loss = {allowed:g}: all formats that were tried raise the loss of calibration "
@@ -411,8 +421,8 @@ def uniform_formats_to_measure(uniform: Mapping[str, FormatChoice], size: float)
 
 
 def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Split sequences into those by which layers are rounded, and every fourth, by which formats
-    are selected; of fewer than four sequences the last one selects.
+    """Return the sequences by which layers are rounded, and every fourth, by which formats are
+    selected; of fewer than four sequences the last one selects.
     """
     selection = [*text[3::4]] or [text[-1]]
     rounding = [tokens for tokens in text if not any(tokens is other for other in selection)]

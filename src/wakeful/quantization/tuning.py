@@ -79,9 +79,10 @@ def tune_scales(
 ) -> Tuning:
     """Train the scales of a quantized model, in place, by KL from the full-precision `model`.
 
-    Steps read the sequences of `text` in turn. The untrained scales are restored unless KL on the
-    validation text falls by more than its paired 95% interval. `state` is a file to which the state
-    of training is written every minute; if it exists, training continues from it.
+    Steps read the sequences of `text` in turn; the learning rate falls from `rate` to 0 as a
+    cosine. The untrained scales are restored unless KL on the validation text falls by more than
+    its paired 95% interval. `state` is a file to which the state of training is written every
+    minute; if it exists, training continues from it.
 
     Raises:
         WakefulError: `state` is a file of another training.
@@ -98,34 +99,36 @@ def tune_scales(
     }
     parameters = list(log_ratios.values())
     optimizer = torch.optim.Adam(parameters, lr=rate)
-    begin, digest = 0, ""
+    first_step, digest = 0, ""
     if state is not None:
         digest = _training_digest(layers.values(), text, steps, rate)
-        begin = _load_state(state, optimizer, log_ratios, digest) if state.exists() else 0
-    (before,) = kl_per_sequence(model, [quantized_model], validation_text)
-    size, saved = sequences_per_step(text[0].shape[1]), time.monotonic()
-    on_progress(begin, steps)
+        if state.exists():
+            first_step = _load_state(state, optimizer, log_ratios, digest)
+    (kl_before,) = kl_per_sequence(model, [quantized_model], validation_text)
+    num_sequences, saved_at = sequences_per_step(text[0].shape[1]), time.monotonic()
+    on_progress(first_step, steps)
     with evaluating(quantized_model), _trainable_scales(layers, initial_scales, log_ratios):
-        for step in range(begin, steps):
-            indices = range(step * size, (step + 1) * size)
+        for step in range(first_step, steps):
+            indices = range(step * num_sequences, (step + 1) * num_sequences)
             tokens = torch.cat([text[index % len(text)] for index in indices])
             _set_kl_gradients(model, quantized_model, tokens, parameters)
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.step()
-            is_due = time.monotonic() - saved > _SECONDS_BETWEEN_STATES
+            is_due = time.monotonic() - saved_at > _SECONDS_BETWEEN_STATES
             if state is not None and (is_due or step + 1 == steps):
                 _save_state(state, optimizer, log_ratios, digest, step + 1)
-                saved = time.monotonic()
+                saved_at = time.monotonic()
             on_progress(step + 1, steps)
     for name, layer in layers.items():
         layer.scale = _tuned_scale(layer, initial_scales[name], log_ratios[name].detach())
-    (after,) = kl_per_sequence(model, [quantized_model], validation_text)
-    decrease, error = mean_and_error([a - b for a, b in zip(before, after, strict=True)])
+    (kl_after,) = kl_per_sequence(model, [quantized_model], validation_text)
+    pairs = zip(kl_before, kl_after, strict=True)
+    decrease, error = mean_and_error([before - after for before, after in pairs])
     improved = decrease - interval_half_width(error, len(validation_text)) > 0
     if not improved:
         for name, layer in layers.items():
             layer.scale = initial_scales[name]
-    return Tuning(steps, mean_and_error(before), mean_and_error(after), improved)
+    return Tuning(steps, mean_and_error(kl_before), mean_and_error(kl_after), improved)
 
 
 def _set_kl_gradients(
@@ -199,6 +202,7 @@ class _TunedLinear(torch.autograd.Function):
         (x,), operands = ctx.saved_tensors, ctx.operands
         weight, scale = operands.dequantize(), operands.scales.scale
         weight_products = (gradient.T @ x).mul_(weight)
+        # Sums over the columns of each group, then, if a scale is per tensor, over rows too.
         group_sums = weight_products.unflatten(1, (scale.shape[1], -1)).sum(-1)
         return gradient @ weight, group_sums.sum_to_size(scale.shape), None, None
 
@@ -226,7 +230,7 @@ def _trainable_scales(
         yield
     finally:
         for layer in layers.values():
-            del layer.linear
+            del layer.linear  # the instance's, which hid the method of the class
 
 
 def _training_digest(
@@ -236,7 +240,10 @@ def _training_digest(
     recognized.
     """
     digest = hashlib.sha256(f"{steps} {rate}".encode())
-    for tensor in (*(part for layer in layers for part in (layer.integers, layer.scale)), *text):
+    tensors: list[Tensor] = []
+    for layer in layers:
+        tensors += [layer.integers, layer.scale]
+    for tensor in [*tensors, *text]:
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -245,7 +252,9 @@ def _save_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor],
     digest: str, step: int,
 ) -> None:  # fmt: skip
-    """Write the trained logarithms and Adam's moments by layer name, with digest and step."""
+    """Write the trained logarithms θ and Adam's moments by layer name, with the training's `digest`
+    and the number of steps done.
+    """
     tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
     for name, tensor in log_ratios.items():
         moments = optimizer.state[tensor]
@@ -257,7 +266,8 @@ def _save_state(
 def _load_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor], digest: str
 ) -> int:
-    """Load the trained logarithms and Adam's moments from a file, in place; return the steps done.
+    """Load the trained logarithms θ and Adam's moments from a file, in place; return the number of
+    steps done. `digest` is that of this training.
 
     Raises:
         WakefulError: the file holds no tuning state, or that of another training.
