@@ -243,7 +243,7 @@ def _correlation_sentence(predictor: str, damage: str, frames: Mapping[str, pl.D
     ]
     if not clauses:
         return f"{predictor} and {damage} cannot be correlated."
-    return f"{predictor} {'; it '.join(clauses)}.".replace("-", "−")
+    return f"{predictor} {'; it '.join(clauses)}.".replace("-", "−")  # the signs of ρ
 
 
 def _prediction_strength(rho: float, count: int) -> str:

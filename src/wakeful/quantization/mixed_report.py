@@ -63,7 +63,7 @@ def comparison_sentence(damage: Damage) -> str:
         f"{damage.bytes[against] / 1e6:,.1f} MB; difference, paired: {difference} (± its 95% "
         f"interval, on {count} sequences that chose nothing)."
     )
-    return sentence.replace("-", "−")
+    return sentence.replace("-", "−")  # the signs of differences
 
 
 def describe_formats(mixed: MixedModel) -> str:

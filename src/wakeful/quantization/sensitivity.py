@@ -115,4 +115,4 @@ def describe_costs(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
                 f"The kurtosis of a layer's input and the {words}: Spearman's ρ = {rho:+.2f} "
                 f"over {len(costs)} layers"
             )
-    return [sentence.replace("-", "−") for sentence in sentences]
+    return [sentence.replace("-", "−") for sentence in sentences]  # the signs of costs and of ρ

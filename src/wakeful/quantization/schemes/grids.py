@@ -93,6 +93,7 @@ class Grid(FieldVariant, ABC):
     """Outer scale, where several matrices share one that is fixed."""
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if the number of bits or the size of groups is not possible."""
         if not 2 <= self.bits <= 8:
             raise WakefulError(f"a grid has 2 to 8 bits, got {self.bits}")
         if self.group and (self.group < 2 or (self.per == "tensor" and not self.two_scales)):
@@ -297,6 +298,7 @@ class Absmax(Grid):
     scale: ScaleType = "float32"
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if a field is out of its range."""
         super().__post_init__()
         if not 0 < self.clip <= 1:
             raise WakefulError(f"clip is {self.clip}: it is a share of max|x|, above 0 and up to 1")
