@@ -67,7 +67,9 @@ def test_each_next_line_of_a_diagnosis_runs(name: str, folder: Path) -> None:
         model = f"{name} --text {name}/backcopy.txt"
     done = follow([f"wakeful diagnose {model}"])
     verbs = {command.split()[1] for command in done}
-    assert {"cure", "evaluate", "quantize", "generate"} <= verbs
+    assert {"cure", "evaluate", "quantize"} <= verbs
+    if name != "smollm2":  # which no scheme quantizes harmlessly: a rotation is named, no file
+        assert "generate" in verbs
 
 
 def test_each_next_line_of_training_and_inheritance_runs() -> None:
