@@ -122,6 +122,21 @@ def logits(model: nn.Module) -> Tensor:
     return torch.cat([logits_of(model, row[None]) for row in TOKENS])
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_is_written_once(tied: bool, tmp_path: Path) -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).eval()
+    quantized = quantize_module(model, "w8a8", skip=["lm_head"])
+    save_compressed(quantized, tmp_path / "small", lambda folder: None)
+    names = load_file(tmp_path / "small" / "model.safetensors").keys()
+    assert ("lm_head.weight" in names) is not tied
+    assert compressed.state_bytes(quantized) <= compressed.file_bytes(tmp_path / "small")
+    assert compressed.file_bytes(tmp_path / "small") < compressed.state_bytes(quantized) + 4000
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    weights = again.lm_head.weight, again.model.embed_tokens.weight
+    assert torch.equal(*weights) is tied
+    assert torch.equal(weights[0], model.lm_head.weight)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [llama, qwen])
 @pytest.mark.parametrize("scheme", EXACT)

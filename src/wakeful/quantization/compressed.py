@@ -623,11 +623,14 @@ def _to_stock_model(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _St
         name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
         if not isinstance(tensor, nn.Parameter)
     }  # fmt: skip
+    tensors = parameters | buffers
     replaced = quantized.keys() | caches.keys()  # modules that write tensors of their own
     full_precision = {
         name: tensor
-        for name, tensor in (parameters | buffers).items()
+        for name, tensor in tensors.items()
         if name.rpartition(".")[0] not in replaced
+        and tensor
+        is not tensors.get(model.all_tied_weights_keys.get(name, ""))  # Transformers ties it again
     }
     attentions = {name.rpartition(".")[0]: cache for name, cache in caches.items()}
     return _StockModel(corrected_config(model), full_precision, dict(quantized), caches=attentions)
