@@ -10,7 +10,10 @@ from wakeful.config.tables import to_table
 
 
 def format_command_line(verb: str, options: object, *names: str) -> str:
-    """Return the shell command that repeats a call, with the options that are not at defaults."""
+    """Return the shell command that repeats a call, with the options that are not at defaults.
+
+    `names` are the arguments without a flag, such as the model to work on.
+    """
     defaults = {field.name: field_default(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
     flags = _format_flags(to_table(options), to_table(defaults))
     return " ".join(["wakeful", verb, *map(shlex.quote, names), *flags])
@@ -22,7 +25,7 @@ def _format_flags(
     """Yield flags with values, such as "--steps 5", for options that differ from their defaults.
 
     `prefix` is the dotted path of a nested table, as in "--train.steps 5". The options out and
-    resume, which would name a folder that exists by then, are left out.
+    resume name a folder that exists when the call is repeated, and are left out.
     """
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -32,5 +35,8 @@ def _format_flags(
         elif value is False:  # a switch that is on by default
             yield f"--{prefix}no_{name}"
         else:
-            values = value if isinstance(value, list) else [] if value is True else [value]
-            yield shlex.join([f"--{prefix}{name.rstrip('_')}", *map(str, values)])
+            values = value if isinstance(value, list) else [value]
+            if value is True:
+                values = []  # a switch's flag takes no value
+            flag = f"--{prefix}{name.rstrip('_')}"  # a field `for_` has the flag --for
+            yield shlex.join([flag, *map(str, values)])

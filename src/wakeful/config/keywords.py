@@ -45,7 +45,10 @@ def options_from(options_class: type[T], kwargs: Mapping[str, Any], base: T | No
 
 
 def fill_options(options_class: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the defaults, changed by the entries of a table."""
+    """Return a verb's options: `base`, or the defaults, changed by the entries of a table.
+
+    A class of options with short names has a function `expand`, which replaces them in a table.
+    """
     if expand := getattr(options_class, "expand", None):
         base, table = base or options_class(), expand(table)
     return from_table(options_class, table if base is None else merge_tables(to_table(base), table))
@@ -57,8 +60,8 @@ def short_names(options_class: type) -> Mapping[str, str]:
 
 
 def _to_plain_value(options_class: type, name: str, value: Any) -> Any:
-    """Return a keyword argument as a value of a TOML table: paths as strings, ranges as lists, and
-    a single value as a list where the option is a tuple.
+    """Return the value of the keyword argument `name` as a TOML table would have it: paths as
+    strings, ranges as lists, and a single value as a list where the option is a tuple.
     """
     default = getattr(options_class, name, None)
     if isinstance(default, tuple) and not isinstance(value, list | tuple | range):
@@ -81,6 +84,7 @@ def accept_options(options_class: type) -> Callable[[F], F]:
     ]
     if short := short_names(options_class):
         types = {option.name: option.kind for option in iterate_options(options_class)}
+        # None stands for "not given": the default is that of the option with the long name.
         fields += [(name, None, types[target] | None) for name, target in short.items()]
 
     def add_parameters(function: F) -> F:

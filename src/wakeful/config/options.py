@@ -119,7 +119,8 @@ def iterate_options(
     """Yield the options of a dataclass and of its nested dataclasses, inherited fields last.
 
     Defaults are those of `default`, an instance of the class, if given. `prefix` is the dotted path
-    of a nested dataclass; `overrides` changes its options.
+    of a nested dataclass, "" for an outer one; `overrides` replaces descriptions of options and
+    takes the heading from those that are rarely needed.
     """
     hints = typing.get_type_hints(options_class, include_extras=True)
     plain_types = typing.get_type_hints(options_class)
@@ -159,14 +160,17 @@ def field_descriptions(kind: type) -> dict[str, str]:
     below the field in the source.
     """
     texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
+    for base in reversed(kind.__mro__[:-1]):  # all bases but `object`
         texts |= _field_strings(base.__module__).get(base.__name__, {})
     return texts
 
 
 @functools.cache
 def _field_strings(module: str) -> dict[str, dict[str, str]]:
-    """Return the strings below the fields of each class of a module, by class and field name."""
+    """Return the strings below the fields of each class of a module, by class and field name.
+
+    They are in the source alone: Python drops a string that stands by itself.
+    """
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     strings: dict[str, dict[str, str]] = {}
     for node in tree.body:
@@ -187,7 +191,7 @@ def _sort_fields(options_class: Any) -> list[dataclasses.Field[Any]]:
     """Return a dataclass's fields: its own first, then those of its base classes in their order."""
 
     def distance(entry: dataclasses.Field[Any]) -> int:
-        """Return how many bases away the class is that declares the field."""
+        """Return the place, among the class and its bases, of the first that declares a field."""
         bases = options_class.__mro__
         declares = [entry.name in vars(base).get("__annotations__", {}) for base in bases]
         return declares.index(True)

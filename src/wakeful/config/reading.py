@@ -84,6 +84,6 @@ class ReadingOptions(FigureOptions):
 
 def longest_prompt(context: int) -> int:
     """Return the number of tokens of the longest prompt whose timed continuation fits into a
-    context.
+    context: one token that reading the prompt gives, and `DECODED_TOKENS` more.
     """
-    return context - DECODED_TOKENS - 1
+    return context - 1 - DECODED_TOKENS

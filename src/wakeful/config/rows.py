@@ -73,8 +73,8 @@ def rescale_rows(
     """Return variants that differ from `new_base` as the given ones (`rows`) differ from `base`.
 
     A field that is equal in a row and in `base` takes the value of `new_base`. A number that
-    differs from `base` keeps its ratio: a row with 8 times the steps trains for 8 times the new
-    steps. Any other field that differs keeps the row's value.
+    differs from `base` keeps its ratio to it: a row with 8 times the steps trains for 8 times the
+    new steps. Any other field that differs keeps the row's value.
 
     Raises:
         WakefulError: a row's value is out of its range; with `strict` also where `new_base` changes
@@ -85,7 +85,7 @@ def rescale_rows(
     variants: dict[str, Config] = {}
     for name, row in rows.items():
         row_values = flatten_config(row)
-        table: TomlTable = config_to_table(row)
+        table = config_to_table(row)
         for key in changed:
             value = new_values[key]
             if row_values[key] != old_values[key]:
@@ -96,13 +96,17 @@ def rescale_rows(
                         f"{name}): name the row to change, as --variants.NAME.{key}"
                     )
                 value = row_values[key] if ratio is None else _scale(value, ratio)
-            *sections, last = key.split(".")
-            section = table
-            for part in sections:
-                section = section.setdefault(part, {})
-            section[last] = value
+            _set_field(table, key, value)
         variants[name] = config_from_table(table)
     return variants
+
+
+def _set_field(table: TomlTable, name: str, value: Any) -> None:
+    """Set the entry with a dotted name in a table, such as "steps" in table["train"]."""
+    *sections, last = name.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+    table[last] = value
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
@@ -126,11 +130,15 @@ _WITHOUT_RATIO = ("seed", "beta1", "beta2")
 
 
 def _ratio(key: str, value: object, base_value: object) -> float | None:
-    """Return value / base_value of a field; None where that is no ratio to keep."""
+    """Return value / base_value of a field; None where there is no ratio to keep: for values that
+    are not numbers, for 0, which stands for "none" or "automatic", and for seeds and betas.
+    """
     if key.rpartition(".")[2] in _WITHOUT_RATIO:
         return None
-    numbers = type(value) in (int, float) and type(base_value) in (int, float)
-    return value / base_value if numbers and value and base_value else None  # pyright: ignore
+    # Not isinstance: to it True is a number.
+    if type(value) not in (int, float) or type(base_value) not in (int, float):
+        return None
+    return value / base_value if value and base_value else None  # pyright: ignore
 
 
 def _scale(value: Any, ratio: float) -> Any:

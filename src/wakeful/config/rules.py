@@ -29,16 +29,19 @@ class Rule:
 class Within(Rule):
     """Finite numbers in an interval, such as `(0, 1]` or `[0, 2**63)`."""
 
-    span: str
+    interval: str
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a number is outside the interval."""
-        low, high = map(_parse_bound, self.span[1:-1].split(","))
+        """Raise `WakefulError` if a number, or NaN, is outside the interval.
+
+        The interval is text such as "(0, 1]": "[" and "]" include a bound, "(" and ")" do not.
+        """
+        low, high = map(_parse_bound, self.interval[1:-1].split(","))
         for name, value in _named_values(options, self.conditions):
-            above = low <= value if self.span[0] == "[" else low < value
-            below = value <= high if self.span[-1] == "]" else value < high
-            if not (above and below):
-                raise WakefulError(f"{name} must be in {self.span}, got {value}")
+            above_low = low <= value if self.interval[0] == "[" else low < value
+            below_high = value <= high if self.interval[-1] == "]" else value < high
+            if not (above_low and below_high):
+                raise WakefulError(f"{name} must be in {self.interval}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,23 @@ class AtLeast(Rule):
     minimum: int
 
     def check(self, options: Any) -> None:
+        """Raise `WakefulError` if a number is below the minimum or NaN."""
         for name, value in _named_values(options, self.conditions):
-            if not value >= self.minimum:
+            if not value >= self.minimum:  # true of NaN, too
                 allowed = f"be at least {self.minimum}" if self.minimum else "not be negative"
                 raise WakefulError(f"{name} must {allowed}, got {value}")
 
 
 @dataclass(frozen=True)
 class AtMost(Rule):
-    """Numbers not above the option `limit`, which `why` names in words."""
+    """Lengths not above the option `limit`, which `why` names in words."""
 
     limit: str
     why: str = ""
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a number is above the limit, another option's value."""
-        ((limit_name, limit),) = _named_values(options, self.limit)
+        """Raise `WakefulError` if a length is above the value of another option, the limit."""
+        limit_name, limit = _named_values(options, self.limit)[0]
         for name, value in _named_values(options, self.conditions):
             if value > limit:
                 reason = f"{self.why}, " if self.why else ""
@@ -139,10 +143,13 @@ def forbidden_options(options_class: type) -> frozenset[str]:
 
 
 def _named_values(options: Any, names: str) -> list[tuple[str, Any]]:
-    """Return options by name, in full with the section, from dotted names separated by spaces."""
+    """Return (full name, value) for each dotted name in `names`, which spaces separate.
+
+    A full name begins with the section that holds the options, if any: "train.steps".
+    """
     section = getattr(options, "SECTION", "")
-    section += "." if section else ""
-    return [(f"{section}{name}", operator.attrgetter(name)(options)) for name in names.split()]
+    prefix = f"{section}." if section else ""
+    return [(f"{prefix}{name}", operator.attrgetter(name)(options)) for name in names.split()]
 
 
 def _parse_bound(text: str) -> float:
@@ -152,10 +159,10 @@ def _parse_bound(text: str) -> float:
 
 
 def _flags_that_hold(options: Any, conditions: str) -> list[str]:
-    """Return the flags of those conditions, separated by spaces, that hold for options.
+    """Return the flags, as a user would type them, of those conditions that hold for options.
 
-    A condition is a dotted name, which holds if that option is not at its default, or "name=value"
-    or "name!=value".
+    `conditions` are separated by spaces. A condition is a dotted name, which holds if that option
+    is not at its default, or "name=value" or "name!=value"; a tuple has a value if an element does.
     """
     flags: list[str] = []
     for condition in conditions.split():
@@ -165,8 +172,10 @@ def _flags_that_hold(options: Any, conditions: str) -> list[str]:
             holds = value != _default_value(type(options), name)
         else:
             values = value if isinstance(value, tuple) else (value,)
-            holds = (expected in map(str, values)) == (sign == "=")
+            has_value = expected in map(str, values)
+            holds = has_value if sign == "=" else not has_value
         if holds:
+            # Only a condition "name=value" says the value that the option has.
             actual = condition if sign == "=" else f"{name}={_format_value(value)}"
             flags.append(_condition_flag(actual))
     return flags
@@ -190,7 +199,9 @@ def _format_value(value: Any) -> str:
     """Return an option's value as it is typed after a flag; empty for a switch that is on."""
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is True:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @functools.cache

@@ -338,13 +338,15 @@ def load_config(source: "Config | Mapping[str, Any] | str | Path", **changes: An
 
 def load_config_table(source: "Config | Mapping[str, Any] | str | Path") -> TomlTable:
     """Return the table of a configuration that is given as a `Config`, a preset's name, a TOML file
-    or a table, over the preset that it names.
+    or a table.
+
+    A file or a table that names a preset is merged over it.
     """
     if isinstance(source, Config):
         return config_to_table(source)
-    return (
-        merge_over_preset(source, "a table") if isinstance(source, Mapping) else read_table(source)
-    )
+    if isinstance(source, Mapping):
+        return merge_over_preset(source, "a table")
+    return read_table(source)
 
 
 def split_variants(name: str, table: TomlTable) -> dict[str, TomlTable]:

@@ -110,6 +110,7 @@ def parse_toml(content: bytes, name: str) -> TomlTable:
         raise WakefulError(
             f"{name} has {len(content):,} bytes, and at most {_MAX_BYTES:,} are read"
         )
+    # The dots of a name stand in one line and before its "=", or between the brackets of a table.
     if max(part.count(b".") for part in re.split(rb"[=\n]", content)) > _MAX_DOTS:
         raise WakefulError(f"{name} has a line with more than {_MAX_DOTS} dots in a row of names")
     text = decode_utf8(content, name)
@@ -157,8 +158,9 @@ def nest_value(name: str, value: Any) -> TomlTable:
 def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> TomlTable:
     """Return `base` updated with the entries of `changes`, nested tables recursively.
 
-    A `tokenizer` in `changes` removes the `vocab_size` of a tokenizer to train from `base`, and a
-    `data.vocab_size` in `changes` removes `model.vocab_size`.
+    Two entries of `base` that no longer fit are dropped: `model.vocab_size` where `changes` set
+    `data.vocab_size`, and, in the same table at any depth, the `vocab_size` of a tokenizer to train
+    where `changes` name a `tokenizer`.
     """
     result = dict(base)
     data, model = changes.get("data"), base.get("model")
@@ -186,8 +188,10 @@ class _Reader(NamedTuple):
     def read(self, kind: Any, value: Any, path: str) -> Any:
         """Return a value as the type `kind`, lists as tuples and tables as dataclasses.
 
+        `path` is the value's dotted path in the whole table, for errors.
+
         Raises:
-            WakefulError: the value is of another type.
+            WakefulError: the value is of another type, or a file's number is not finite.
         """
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if kind is Any or (origin is Literal and value in arguments):
@@ -206,10 +210,11 @@ class _Reader(NamedTuple):
         if origin in (typing.Union, types.UnionType):
             return self._read_union(kind, value, path)
         if kind in (int, float) and type(value) in (int, float):
-            value = float(value) if kind is float and abs(value) < _NUMBER_BOUND else value
-            if self.record and not abs(value) < _NUMBER_BOUND:
+            if kind is float and abs(value) < _NUMBER_BOUND:
+                value = float(value)  # a whole number may stand for a float
+            if self.record and not abs(value) < _NUMBER_BOUND:  # true of NaN, too
                 raise self._error(f"{path} must be finite, got {_shorten(value)}")
-        if kind is types.NoneType or type(value) is not kind:
+        if type(value) is not kind:  # not isinstance: to it True is an int
             hint = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
             raise self._error(f"{path} must be {_describe_type(kind)}, got {_shorten(value)}{hint}")
         return value
@@ -228,8 +233,11 @@ class _Reader(NamedTuple):
     def _read_dataclass(self, kind: type, table: object, path: str) -> Any:
         """Return an instance of a dataclass from a table of its fields.
 
+        In a file that a program wrote, unknown fields are ignored: a later version may have them.
+
         Raises:
-            WakefulError: a field is missing, unknown or of another type.
+            WakefulError: a field is missing, unknown or of another type, or the dataclass's own
+                checks fail.
         """
         if not isinstance(table, Mapping):
             raise self._error(f"{path or 'it'} must be a table, got {_shorten(table)}")
@@ -248,7 +256,8 @@ class _Reader(NamedTuple):
                 annotation = annotations[entry.name]
                 values[entry.name] = self._read_field(annotation, table[entry.name], field_path)
         for entry in fields:
-            required = entry.default is dataclasses.MISSING is entry.default_factory
+            defaults = (entry.default, entry.default_factory)
+            required = all(default is dataclasses.MISSING for default in defaults)
             if required and entry.name not in values:
                 raise self._error(f"{_join_path(path, entry.name)} is missing")
         try:
@@ -266,7 +275,7 @@ class _Reader(NamedTuple):
         if value is None and types.NoneType in kinds:
             return None
         kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
-        if len(kinds) == 1:
+        if len(kinds) == 1:  # its own error says more than that of a union
             return self.read(kinds[0], value, path)
         for kind in kinds:
             with contextlib.suppress(WakefulError):
