@@ -7,7 +7,7 @@ from wakeful.cli import main
 
 status = main()
 if "WORLD_SIZE" in os.environ:
-    from wakeful.runs.distributed import leave  # imports torch, which `--help` does without
+    from wakeful.runs.distributed import end_process  # imports torch, which `--help` does without
 
-    leave(status)
+    end_process(status)
 sys.exit(status)

@@ -22,7 +22,7 @@ from wakeful.curing.options import CureOptions
 from wakeful.estimates import format_interval
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.runs.records import ValidationRow, rows
+from wakeful.runs.records import ValidationRow, logged_rows
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
@@ -59,7 +59,7 @@ def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> Non
     count = len(pl.read_parquet(run.path / "validation.parquet"))
     losses = {
         row.step: f"Loss {format_interval(row.loss, row.standard_error, count)} nats per token (95%"
-        for row in rows(run, ValidationRow)
+        for row in logged_rows(run, ValidationRow)
     }
     assert losses.keys() == {4, 8}
     assert losses[4] != losses[8]

@@ -163,7 +163,7 @@ def test_a_last_line_cut_anywhere_is_left_out_and_mended(tmp_path: Path) -> None
         file.write_bytes(whole[:end])
         rows = ROWS if end >= len(whole) - 1 else ROWS[:-1]
         assert run.metrics() == rows
-        run.keep_metrics(4, end=9)
+        run.drop_metrics_after(4, end=9)
         run.append(ROWS[4])
         assert run.metrics() == ROWS
         assert file.read_bytes() == whole
@@ -189,9 +189,9 @@ def test_rows_past_a_step_are_dropped_and_no_others(last: int, kinds: list[str])
         rows = [{"kind": kind, "step": number // 2} for number, kind in enumerate(kinds)]
         for row in rows:
             run.append(row)
-        run.keep_metrics(last, end=9)
+        run.drop_metrics_after(last, end=9)
         assert run.metrics() == [row for row in rows if row["step"] <= last]
-        run.keep_metrics(last, end=last)
+        run.drop_metrics_after(last, end=last)
         assert run.metrics() == [
             row
             for row in rows

@@ -161,7 +161,7 @@ def main(job: Path) -> None:
 
 
 if __name__ == "__main__":
-    from wakeful.runs.distributed import leave
+    from wakeful.runs.distributed import end_process
 
     main(Path(sys.argv[1]))
-    leave(0)
+    end_process(0)

@@ -19,7 +19,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.optim.build import check_step
 from wakeful.runs import checkpoint
-from wakeful.runs.records import ValidationRow, rows
+from wakeful.runs.records import ValidationRow, logged_rows
 from wakeful.training.loop import train_run
 from wakeful.training.rows import train_variants
 from wakeful.variants.discovery import trust_modules
@@ -52,7 +52,7 @@ def test_each_resumes_to_the_bit(
         train_run(config, tmp_path / "cut", resume=True, show=Signalling(signal.SIGTERM, 4))
     resumed = train_run(config, tmp_path / "cut", resume=True)
     assert losses(resumed) == losses(uninterrupted)
-    assert rows(resumed, ValidationRow) == rows(uninterrupted, ValidationRow)
+    assert logged_rows(resumed, ValidationRow) == logged_rows(uninterrupted, ValidationRow)
     for file in ("model.safetensors", "optimizer.safetensors"):
         first, second = (
             load_file(checkpoint.newest_checkpoint(run.checkpoints) / file)
@@ -86,8 +86,8 @@ def test_what_is_judged_and_kept_is_the_average(text: Path, tmp_path: Path, name
         z, y = state[f"{number}.z"], state[f"trained.{number}"]
         torch.testing.assert_close(model[key], z + (y - z) / 0.9, rtol=0, atol=1e-6)
         assert not torch.equal(model[key], y)
-    losses_there = [row.loss for row in rows(second, ValidationRow)]
-    assert losses_there[-1] == rows(first, ValidationRow)[-1].loss
+    losses_there = [row.loss for row in logged_rows(second, ValidationRow)]
+    assert losses_there[-1] == logged_rows(first, ValidationRow)[-1].loss
     read = read_decoder(first.path).decoder()
     for key, parameter in read.named_parameters():
         assert torch.equal(parameter, model[key]), key

@@ -16,7 +16,7 @@ from wakeful.inheritance.stages import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate_tokens
 from wakeful.probes.running import held_bytes
-from wakeful.runs.records import BridgeGap, DataFacts, StepRow, ValidationRow, rows
+from wakeful.runs.records import BridgeGap, DataFacts, StepRow, ValidationRow, logged_rows
 from wakeful.runs.run import Environment, Run, read_windows
 
 REFERENCE = "exported-reference"
@@ -206,7 +206,7 @@ def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
     points: list[Point] = []
     tokens = 0
     for finished in stages:
-        tokens_at = {row.step: row.tokens for row in rows(finished.run, StepRow)}
+        tokens_at = {row.step: row.tokens for row in logged_rows(finished.run, StepRow)}
         points += [
             Point(
                 run=finished.stage.name,
@@ -215,7 +215,7 @@ def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
                 loss=row.loss,
                 standard_error=row.standard_error,
             )
-            for row in rows(finished.run, ValidationRow)
+            for row in logged_rows(finished.run, ValidationRow)
         ]
         tokens += max(tokens_at.values(), default=0)
     return tuple(points)

@@ -48,7 +48,7 @@ from wakeful.optim.build import optimizer_of
 from wakeful.reports.html import write_page
 from wakeful.reports.result import first_process_display
 from wakeful.runs.distributed import World, join_processes
-from wakeful.runs.records import StepRow, data_facts, rows
+from wakeful.runs.records import StepRow, data_facts, logged_rows
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
@@ -430,5 +430,5 @@ def training_cost(source: str) -> tuple[int | None, float | None]:
     """Return the tokens that a run was trained on and its seconds; None of other models."""
     if not (Path(source) / "run.json").is_file():
         return None, None
-    steps = rows(Run.open(source), StepRow)
+    steps = logged_rows(Run.open(source), StepRow)
     return (steps[-1].tokens, steps[-1].seconds) if steps else (None, None)

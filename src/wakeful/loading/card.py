@@ -17,7 +17,14 @@ from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import describe_bridge, describe_objective
-from wakeful.runs.records import BridgeGap, RunSummary, StepRow, ValidationLoss, ValidationRow, rows
+from wakeful.runs.records import (
+    BridgeGap,
+    RunSummary,
+    StepRow,
+    ValidationLoss,
+    ValidationRow,
+    logged_rows,
+)
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import escape_controls, escape_markdown
 from wakeful.variants.implementations import SOFTMAX1, attention_implementation
@@ -229,9 +236,9 @@ def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
     tokens_per_step = train.batch_size * train.length
     # The summary is of the last step; 0 stands for the newest checkpoint.
     if step not in (0, steps):
-        logged = {row.step: row.tokens for row in rows(run, StepRow)}
+        logged = {row.step: row.tokens for row in logged_rows(run, StepRow)}
         tokens, steps = logged.get(step, step * tokens_per_step), step
-        validation = {row.step: row for row in rows(run, ValidationRow)}.get(step)
+        validation = {row.step: row for row in logged_rows(run, ValidationRow)}.get(step)
     yield "## Data\n"
     yield (
         f"{escape_markdown(data.text)} (SHA-256 {escape_markdown(data.corpus_sha256)}), "

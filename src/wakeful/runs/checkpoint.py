@@ -110,7 +110,7 @@ def save_checkpoint(
     world: World = ALONE,
     full: bool = False,
 ) -> Path:
-    """Write the checkpoint step-NNNNNNNN, then remove all but the `keep` newest.
+    """Write the checkpoint step-NNNNNNNN, then remove all but the `keep` newest; return its path.
 
     All processes of `world` call it. With `full` the first process writes the gathered weights to
     one model.safetensors, which other tools can read; otherwise each writes its shards.
@@ -119,6 +119,7 @@ def save_checkpoint(
         WakefulError: the disk is full; older checkpoints are kept.
     """
     final = folder / f"step-{progress.step:08d}"
+    # The first process's temporary folder, which is renamed when all files are in it.
     part = folder / world.gather(temporary_path_beside(final).name)[0]
     packed = optimizer.state_dict()
     try:
@@ -132,7 +133,7 @@ def save_checkpoint(
                 folder.mkdir(parents=True, exist_ok=True)
                 _sweep(folder)
                 part.mkdir()
-            world.gather("there is a folder")
+            world.gather("there is a folder")  # no process writes before
             manifest = {
                 **_write_tensors(weights, part, "model", cut["model"], world),
                 **_write_tensors(tensors, part, "optimizer", cut["optimizer"], world),
@@ -164,12 +165,14 @@ def _write_tensors(
 ) -> dict[str, dict[str, Any]]:
     """Write this process's safetensors file; return its entry in the manifest, {} for no file.
 
-    With tensors in `cut` every process writes its shard of them, and the first process the other
-    tensors too. Otherwise the first process alone writes all tensors, gathered from all.
+    `kind` is "model" or "optimizer". With tensors in `cut`, whose names and sharded dimensions it
+    holds, each shard of them is written by a process that has it, and the other tensors by the
+    first process. Otherwise the first process alone writes all tensors, gathered from all.
     """
     name, writes = f"{kind}.safetensors", world.first
     if cut:
-        number, count, writes = shards.share_of(cast(DTensor, tensors[next(iter(cut))]))
+        sharded = cast(DTensor, tensors[next(iter(cut))])  # all are divided over the same processes
+        number, count, writes = shards.share_of(sharded)
         name = shards.part_name(kind, number, count)
         tensors = {key: shards.local(t) for key, t in tensors.items() if world.first or key in cut}
     elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
@@ -216,17 +219,25 @@ def steps(folder: Path) -> list[int]:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint."""
-    numbers = steps(folder)
-    if not numbers:
+    """Return the path of the checkpoint of the highest step in a folder of checkpoints.
+
+    Raises:
+        WakefulError: there is none.
+    """
+    saved_steps = steps(folder)
+    if not saved_steps:
         raise WakefulError(f"{folder} holds no checkpoint")
-    return folder / f"step-{numbers[-1]:08d}"
+    return folder / f"step-{saved_steps[-1]:08d}"
 
 
 def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
-    """Fill a model, or this process's part of it, after verifying the checkpoint's files."""
+    """Fill a model, or this process's part of it, after verifying the checkpoint's files.
+
+    Raises:
+        WakefulError: a file is damaged, or the model has other parameters or shapes.
+    """
     verify_checkpoint(path, world)
-    world.gather("the files are whole")
+    world.gather("the files are whole")  # each process has verified some of them
     parameters = unique_state(model)
     stored = shards.StoredTensors(path, "model", read_state(path).cut)
     check_shapes(parameters, stored.shapes, path)
@@ -266,7 +277,12 @@ def read_state(path: Path) -> CheckpointState:
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
-    """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
+    """Fill an optimizer from a (verified) checkpoint; return the progress stored with it.
+
+    Raises:
+        WakefulError: the checkpoint is of another optimizer, of other options or of other
+            parameters, or lacks a part of the state.
+    """
     state = read_state(path)
     if state.kind != type(optimizer).__name__:
         raise WakefulError(
@@ -276,31 +292,37 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     stored = shards.StoredTensors(path, "optimizer", state.cut)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     packed_state = state.optimizer
-    placed: set[str] = set()
+    read_names: set[str] = set()
 
     def read(owner: Tensor, name: str, moved: bool = False) -> Tensor:
-        placed.add(name)
-        # In its file a tensor begins anywhere, and where it lies decides the last bit of a product.
+        """Return the stored tensor of the parameter `owner`, sharded like it if of its shape."""
+        read_names.add(name)
+        # Cloned: in its file a tensor may begin at any byte, and the last bit of a product depends
+        # on how its memory is aligned.
         if isinstance(owner, DTensor) and owner.shape == stored.shapes[name]:
             return _distribute_like(owner, stored.read(name, shards.cut_of(owner)).clone())
         tensor = stored.read(name).clone()
         return tensor.to(owner.device) if moved else tensor
 
-    def put(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
+    def restore(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
+        """Return a value from its JSON; `moved` moves its tensors to the device of `owner`."""
         return from_json(value, functools.partial(read, owner, moved=moved))
 
     try:
         entries = {
-            int(index): put(packed_state.state[index], parameters[int(index)])
+            int(index): restore(packed_state.state[index], parameters[int(index)])
             for index in packed_state.state
         }
-        groups = _restore_groups(path, packed_state.param_groups, optimizer, put)
-        constants = {key: put(value, parameters[0]) for key, value in packed_state.others.items()}
+        groups = _restore_groups(path, packed_state.param_groups, optimizer, restore)
+        constants = {
+            key: restore(value, parameters[0]) for key, value in packed_state.others.items()
+        }
         trained = [
-            put(value, owner)
+            restore(value, owner)
             for value, owner in zip(packed_state.trained, parameters, strict=False)
         ]
-        for name in stored.shapes.keys() - placed:
+        # JSON does not mention tensors that are entries of a parameter's state: "3.exp_avg".
+        for name in stored.shapes.keys() - read_names:
             index, key = name.split(".", 1)
             entries.setdefault(int(index), {})[key] = read(parameters[int(index)], name)
         for index, entry in entries.items():
@@ -309,6 +331,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
             _check_entry(f"{path}: parameter {index}", entry, parameters[index], type(optimizer))
         everything = {**entries, **constants.pop("state", {})}
         optimizer.load_state_dict({"state": everything, "param_groups": groups, **constants})
+        # load_state_dict has given tensors their parameter's dtype: give them their own back.
         for index, entry in entries.items():
             live = optimizer.state[parameters[index]]
             live.update(
@@ -334,18 +357,23 @@ def _restore_groups(
 
     An entry of a group is either an option, fixed when the optimizer is built, or state, which
     changes. In another package's optimizer every entry that differs from its value when built is
-    state. In others, and in older checkpoints, only the learning rate and step counts are.
+    state; what it was built with is the entry `BUILT`. In torch's and ours, and in older
+    checkpoints without that entry, only those in `CHANGING` are state, such as the learning rate.
+
+    `restore` returns an entry's value from its JSON; see `load_optimizer`.
 
     Raises:
         WakefulError: the number of groups or an option differs.
     """
-    fixed = keeps_options(type(optimizer))
+    never_changes_options = keeps_options(type(optimizer))
     fresh = optimizer.state_dict()["param_groups"]
     if len(saved) != len(fresh):
         raise WakefulError(f"{path} is of an optimizer with other groups of parameters")
     groups: list[dict[str, Any]] = []
     for saved_group, fresh_group, live in zip(saved, fresh, optimizer.param_groups, strict=True):
-        options = saved_group if fixed else saved_group.get(BUILT, saved_group)
+        options = saved_group
+        if not never_changes_options:
+            options = saved_group.get(BUILT, saved_group)
         options_here = fresh_group.get(BUILT) or options_of_group(fresh_group)
         for key in options_here.keys() & options.keys() - CHANGING:
             if options[key] != options_here[key]:
@@ -364,16 +392,21 @@ def _restore_groups(
 
 
 def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: type) -> None:
-    """Raise `WakefulError` unless an optimizer of this kind could have saved this state."""
-    lacks = missing_state(kind, state)
-    if lacks is None:
+    """Raise `WakefulError` if a parameter's state lacks an entry or has one of a wrong shape.
+
+    `title` names the parameter in errors; `kind` is the optimizer's class, of which a class that is
+    not known here is not checked.
+    """
+    missing = missing_state(kind, state)
+    if missing is None:
         return
-    if lacks:
-        raise WakefulError(f"{title} has no {lacks[0]} in the optimizer's state")
+    if missing:
+        raise WakefulError(f"{title} has no {missing[0]} in the optimizer's state")
     for key, value in state.items():
         if not isinstance(value, Tensor) or key.startswith(_OWN_SHAPE):
             continue
-        if value.shape != parameter.shape and not (key == "step" and value.numel() == 1):
+        is_step_count = key == "step" and value.numel() == 1
+        if value.shape != parameter.shape and not is_step_count:
             raise WakefulError(
                 f"{title}: {key} has shape {tuple(value.shape)}, and the parameter "
                 f"{tuple(parameter.shape)}"
@@ -421,18 +454,22 @@ def verify_checkpoint(path: Path, world: World = ALONE, *, digests: bool = True)
 def _pack_optimizer(
     packed: dict[str, Any], trained: list[Tensor]
 ) -> tuple[dict[str, Tensor], Numbers]:
-    """Return an optimizer's state_dict and trained weights as tensors by name and JSON."""
+    """Return an optimizer's state_dict and trained weights as tensors by name and as JSON.
+
+    The tensors are called "3.exp_avg" (of parameter 3), "groups...", "others..." or "trained...".
+    """
     tensors: dict[str, Tensor] = {}
     entries: dict[str, dict[str, Any]] = {}
-    own_state: dict[str, Any] = {}
+    own_state: dict[str, Any] = {}  # of no parameter: its keys are not parameters' numbers
     for index, entry in packed["state"].items():
         if not isinstance(index, int):
             own_state[index] = entry
             continue
         for key, value in entry.items():
-            form = to_json(value, f"{index}.{key}", tensors)
-            if not isinstance(value, Tensor) or form["order"]:
-                entries.setdefault(str(index), {})[key] = form
+            json_value = to_json(value, f"{index}.{key}", tensors)
+            # A tensor's name says all of it, unless its dimensions have another order in memory.
+            if not isinstance(value, Tensor) or json_value["order"]:
+                entries.setdefault(str(index), {})[key] = json_value
     groups = [
         {
             key: to_json(
@@ -452,7 +489,9 @@ def _pack_optimizer(
 
 
 def _copy_shared_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, copied where they share memory with an earlier one."""
+    """Return the tensors, copied where they share memory with an earlier one, which safetensors
+    refuses to write.
+    """
     storages: set[int] = set()
     tensors_alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -72,9 +72,10 @@ class World:
                 dist.broadcast(tensor, 0)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every process's value (JSON), in the order of ranks.
+        """Return every process's value (of what JSON can hold), in the order of ranks.
 
-        A collective operation: all processes must call it, and wait for each other.
+        A collective operation: all processes must call it, and wait for each other. The value may
+        be a mere label of a point that no process passes before all have reached it.
         """
         if self.size == 1:
             return [value]
@@ -82,7 +83,7 @@ class World:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([len(text)]))
         longest = max(int(length) for length in lengths)
-        padded = torch.cat([text, text.new_zeros(longest - len(text))])
+        padded = torch.cat([text, text.new_zeros(longest - len(text))])  # all_gather needs one size
         texts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(texts, padded)
         return [
@@ -92,18 +93,23 @@ class World:
 
     def leader_first(self, work: Callable[[], T]) -> T:
         """Return the result of `work`: done by the first process, then by the first of each other
-        machine, then by all others, so that what it leaves on a disk is made once a disk.
+        machine, then by all others.
+
+        A file that `work` leaves, such as prepared text, is thus made by one process a machine; the
+        others find it on their disk.
         """
         if self.store is None:
             return work()
         store, turn, machine = self.store, next(_turns), os.environ.get("GROUP_RANK", "0")
-        started, ready = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
+        first_key, machine_key = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
         if not self.first:
-            _wait_until(lambda: store.check([ready if self.local_rank else started]))
+            awaited_key = first_key if self.local_rank == 0 else machine_key
+            _wait_until(lambda: store.check([awaited_key]))
         result = work()
-        for key, done in ((started, self.first), (ready, self.local_rank == 0)):
-            if done:
-                store.set(key, "")
+        if self.first:
+            store.set(first_key, "")
+        if self.local_rank == 0:
+            store.set(machine_key, "")
         return result
 
     def meet(self) -> None:
@@ -118,17 +124,21 @@ class World:
             return
         store, key = self.store, f"wakeful/{next(_turns)}/met"
         store.add(key, 1)
-        _wait_until(lambda: store.add(key, 0) == self.size or store.check([_FAILED]))
-        if store.add(key, 0) < self.size:
+
+        def num_arrived() -> int:
+            return store.add(key, 0)  # adding nothing returns the count
+
+        _wait_until(lambda: num_arrived() == self.size or store.check([_FAILED]))
+        if num_arrived() < self.size:
             raise WakefulError(lost_message(_AGAIN))
 
     def check_same(self, value: Any, otherwise: str) -> None:
-        """Raise `WakefulError(otherwise)` on all processes unless all have one value.
+        """Raise `WakefulError(otherwise)` on all processes unless all have the same value.
 
         All must call it; the value is what JSON can hold.
         """
         digest = json_digest(value)
-        self.meet()
+        self.meet()  # for as long as it takes; `gather` would give up
         if any(other_digest != digest for other_digest in self.gather(digest)):
             raise WakefulError(otherwise)
 
@@ -167,14 +177,15 @@ def join_processes() -> Iterator[World]:
         return
     world = _init_world()
     _joined.append(world)
-    after = set_signal_handler(signal.SIGTERM, _terminate)
+    final_handler = set_signal_handler(signal.SIGTERM, _terminate)
     try:
         yield world
     except (Exception, KeyboardInterrupt) as error:
-        after = signal.SIG_IGN  # torchrun's, to those left, must not cut off what they say
-        set_signal_handler(signal.SIGTERM, after)
+        # When one process ends, torchrun sends the others SIGTERM: it must not cut off a message.
+        final_handler = signal.SIG_IGN
+        set_signal_handler(signal.SIGTERM, final_handler)
         if not world.speaks_of_failure():
-            time.sleep(_LET_IT_SPEAK)
+            time.sleep(_LET_IT_SPEAK)  # the process that does would end with this one
             sys.exit(1)
         if is_lost(error):
             raise WakefulError(lost_message(_AGAIN)) from error
@@ -185,7 +196,7 @@ def join_processes() -> Iterator[World]:
             ) from error
         raise
     finally:
-        set_signal_handler(signal.SIGTERM, after)
+        set_signal_handler(signal.SIGTERM, final_handler)
         _joined.clear()
         dist.destroy_process_group()
 
@@ -197,7 +208,12 @@ _turns = itertools.count()
 
 
 def started_as() -> tuple[int, int]:
-    """Return this process's rank and the number of processes, as the environment has them."""
+    """Return this process's rank and the number of processes, from torchrun's environment
+    variables; (0, 1) without them.
+
+    Raises:
+        WakefulError: they contradict each other.
+    """
     try:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         return (int(os.environ["RANK"]), size) if size > 1 else (0, 1)
@@ -209,12 +225,12 @@ def started_as() -> tuple[int, int]:
         ) from None
 
 
-def leave(status: int) -> NoReturn:
-    """End this process with a status; all it had to write must be written.
+def end_process(status: int) -> NoReturn:
+    """End this process with an exit status; all its files must be written before.
 
-    One of several processes ends at once, without Python's clearing up: a native thread that asks
-    for the interpreter's lock by then aborts the process, and torchrun would call a run that is
-    done a failure.
+    One of several processes ends without Python's own shutdown: during that, a native thread that
+    asks for the interpreter's lock aborts the process, and torchrun would report a finished run as
+    a failure.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         sys.stdout.flush()
@@ -243,7 +259,7 @@ def _init_world() -> World:
     rank, size = started_as()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        with _told_of_waiting(rank, size):
+        with _message_on_waiting(rank, size):
             store, rank, size = next(dist.rendezvous("env://", timeout=SILENCE))
             dist.init_process_group(
                 backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
@@ -262,9 +278,9 @@ def _init_world() -> World:
 
 
 @contextlib.contextmanager
-def _told_of_waiting(rank: int, size: int) -> Iterator[None]:
-    """Say after a few seconds for whom a process waits: an address may be wrong, or another process
-    not be started.
+def _message_on_waiting(rank: int, size: int) -> Iterator[None]:
+    """Print, if the context takes more than a few seconds, which address this process waits at: it
+    may be wrong, or another process may not have been started.
     """
     address = ":".join(os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
     line = (
@@ -280,10 +296,15 @@ def _told_of_waiting(rank: int, size: int) -> Iterator[None]:
         timer.cancel()
 
 
-def _wait_until(done: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Ask for a condition until it holds, at growing intervals.
+
+    Raises:
+        WakefulError: it does not hold within two days: another process must be lost.
+    """
     # The store's own wait would hold back SIGTERM until it returns.
     deadline, pause = time.monotonic() + _WORK_OF_ONE.total_seconds(), 0.001
-    while not done():
+    while not condition():
         if time.monotonic() > deadline:
             raise WakefulError(lost_message(_AGAIN))
         time.sleep(pause)
@@ -291,10 +312,13 @@ def _wait_until(done: Callable[[], bool]) -> None:
 
 
 def set_signal_handler(number: signal.Signals, handler: Any) -> Any:
-    """Set a signal's handler and return the previous one."""
+    """Set a signal's handler and return the previous one.
+
+    Only the main thread can: in others nothing is set, and `handler` is returned.
+    """
     try:
         return signal.signal(number, handler)
-    except ValueError:  # not the main thread: leave signals alone
+    except ValueError:
         return handler
 
 

@@ -183,28 +183,34 @@ def check_same_data(run: Run, data: Data) -> None:
 def record(run: Run, row: StepRow | ValidationRow) -> dict[str, Any]:
     """Append a row to its log without empty optional fields; return it as a table."""
     table = {"kind": row.kind, **to_table(row)}
-    # Rows of metrics are flat: a part of a mixture is a figure like any other.
-    table |= {f"loss_{name}": loss for name, loss in (table.pop("domains", None) or {}).items()}
+    # Rows of metrics are flat: the loss on a part of a mixture is a figure like any other.
+    domains = table.pop("domains", None) or {}
+    table |= {f"loss_{name}": loss for name, loss in domains.items()}
     for entry in dataclasses.fields(row):
-        if entry.default is None and table.get(entry.name, 0) is None:
+        is_empty = entry.name in table and table[entry.name] is None
+        if is_empty and entry.default is None:
             del table[entry.name]
     run.append(table, log=row.log)
     return table
 
 
-def rows(run: Run, kind: type[MetricsRow]) -> list[MetricsRow]:
-    """Return the rows of one kind that a run has logged; refuse one that lacks a figure."""
-    location = str(run.path / kind.log)
-    logged = run.metrics(kind.log)
-    return [from_table(kind, row, record=location) for row in logged if row["kind"] == kind.kind]
+def logged_rows(run: Run, kind: type[MetricsRow]) -> list[MetricsRow]:
+    """Return the rows of one kind that a run has logged.
 
-
-def check_rows(run: Run, *, done: bool = False) -> None:
-    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures.
-
-    Of a run whose last step is `done` it must tell of one at least.
+    Raises:
+        WakefulError: a row lacks a figure.
     """
-    if not rows(run, StepRow) and done:
+    location = str(run.path / kind.log)
+    table_rows = [row for row in run.metrics(kind.log) if row["kind"] == kind.kind]
+    return [from_table(kind, row, record=location) for row in table_rows]
+
+
+def check_step_rows(run: Run, *, done: bool = False) -> None:
+    """Raise `WakefulError` if a training step in metrics.jsonl lacks a figure, or if there is no
+    step although the run has taken its last one (`done`).
+    """
+    steps = logged_rows(run, StepRow)
+    if done and not steps:
         raise WakefulError(
             f"{run.path / 'metrics.jsonl'} has no training steps, although the run is finished: "
             "restore it"

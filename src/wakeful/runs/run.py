@@ -139,8 +139,8 @@ class Run:
     def create(cls, path: str | Path, kind: str, fields: Mapping[str, Any]) -> Iterator["Run"]:
         """Create a run directory that the context fills; it appears at `path` when it succeeds.
 
-        `fields` are further entries of run.json. An existing path is refused, but for an empty
-        folder, which is filled in place.
+        `fields` are further entries of run.json, which is written last: a folder without it is no
+        run. An existing path is refused, but for an empty folder, which is filled in place.
         """
         final = cls(path)
         final.refuse_existing(kind)
@@ -163,7 +163,7 @@ class Run:
                     part.rename(final.path)
         except BaseException:
             if not via_temporary:
-                _empty(run.path)
+                _empty_folder(run.path)
             raise
         finally:
             if via_temporary:
@@ -189,16 +189,18 @@ class Run:
         with disk_errors(self.path):
             if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
                 return
-        there = ""
+        existing_kind = ""
         with contextlib.suppress(WakefulError):
-            there = self.header.kind
-        resume = ", or go on with what is there by --resume" if there == kind in RESUMED else ""
+            existing_kind = self.header.kind
+        can_resume = existing_kind == kind and kind in RESUMED
+        resume = ", or go on with what is there by --resume" if can_resume else ""
         raise WakefulError(f"{self.path} exists already; choose another folder{resume}")
 
     @property
     def header(self) -> Header:
         """The contents of run.json."""
-        if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
+        # Unlike Path.is_file, os.path.isfile accepts a name that is too long.
+        if not os.path.isfile(self.path / "run.json"):
             raise WakefulError(
                 f"{self.path} is not a run directory{did_you_mean_path(self.path)}: it has no "
                 "run.json"
@@ -206,7 +208,7 @@ class Run:
         return self.read(Header, "run.json")
 
     def check_kind(self, kind: str, message: str) -> None:
-        """Raise `WakefulError` unless the run is of this kind, which messages call `what`."""
+        """Raise `WakefulError` with `message` unless the run is of this kind."""
         if self.header.kind != kind:
             raise WakefulError(f"{self.path} {message}: run.json calls it {self.header.kind!r}")
 
@@ -283,7 +285,11 @@ class Run:
         return frame
 
     def metrics(self, log: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """Return the rows of a JSON Lines file, without a last line cut off by a crash."""
+        """Return the rows of a JSON Lines file, without a last line cut off by a crash.
+
+        Raises:
+            WakefulError: another line is not a row with a kind and a step.
+        """
         path = self.path / log
         if not path.is_file():
             return []
@@ -292,7 +298,7 @@ class Run:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            row = _metrics_row(line)
+            row = _parse_metrics_row(line)
             if row is not None:
                 rows.append(row)
             elif number < len(lines):
@@ -316,9 +322,9 @@ class Run:
                 "several types"
             ) from None
 
-    def keep_metrics(self, last_step: int, *, end: int) -> None:
-        """Drop the rows after a step, which a resumed run is about to write again, and so an
-        evaluation at its `end`, left by one that ended while finishing.
+    def drop_metrics_after(self, last_step: int, *, end: int) -> None:
+        """Drop the rows that a resumed run writes again: those after `last_step`, and the
+        validation at `end`, the run's last step, which a run killed while finishing has left.
         """
         for log in LOGS:
             if (self.path / log).is_file():
@@ -390,25 +396,26 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
     """Return these columns of a parquet file, cast to their types; `optional` ones may be missing.
 
     Raises:
-        WakefulError: the file is missing or damaged, lacks a column, or cannot be cast.
+        WakefulError: the file is missing, damaged or too long, lacks a column, or cannot be cast.
     """
     if not path.is_file():
         raise WakefulError(f"{path} is missing: is the run finished?")
     import pyarrow.parquet  # noqa: PLC0415 - not every command reads a table
 
     with wrap_errors(f"{path} cannot be read"), pyarrow.parquet.ParquetFile(path) as table:
-        rows, schema = table.metadata.num_rows, table.schema_arrow
-        if rows > _MOST_ROWS:
+        num_rows, schema = table.metadata.num_rows, table.schema_arrow
+        if num_rows > _MOST_ROWS:
             raise WakefulError(
-                f"{path} cannot be read: it has {rows:,} rows, and at most {_MOST_ROWS:,} are read"
+                f"{path} cannot be read: it has {num_rows:,} rows, and at most {_MOST_ROWS:,} are "
+                "read"
             )
         present = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
         columns = {**columns, **present}
         for name in columns:
             if name not in schema.names:
                 raise WakefulError(f"{path} has no column {name!r}")
-            if schema.field(name).type.num_fields:
-                kind = schema.field(name).type
+            kind = schema.field(name).type
+            if kind.num_fields:  # a nested type, such as a list
                 raise WakefulError(f"{path} holds other types: {name} is {kind}")
         frame = pl.DataFrame(table.read(list(columns)))
     try:
@@ -443,7 +450,7 @@ class SharedRun(Run):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    update = append = write_text = write_frame = remove = keep_metrics = _nothing
+    update = append = write_text = write_frame = remove = drop_metrics_after = _nothing
 
 
 def run_at(path: Path | None) -> Run | None:
@@ -487,14 +494,15 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 def save_tensors(
     tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file with the permissions that the user's umask gives every other.
+    """Write a safetensors file, with `metadata` in its header, and the permissions that the user's
+    umask gives any other file.
 
     The library moves a private temporary file into place, which only its owner may read.
     """
-    new = not path.exists()
-    path.touch()
+    is_new = not path.exists()
+    path.touch()  # an ordinary file, to learn the permissions from
     mode = path.stat().st_mode
-    if new:  # some file systems write all that waits before one file takes another's place
+    if is_new:  # when a file replaces another, some file systems first write all pending data
         path.unlink()
     save_file(_separate_tensors(tensors), path, metadata)
     for tensor in tensors.values():
@@ -504,24 +512,30 @@ def save_tensors(
 
 
 def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ordinary tensors of which none shares memory with another: the library writes none
-    twice.
+    """Return the tensors as ordinary ones, copied where they share memory with an earlier one:
+    safetensors refuses to write shared memory.
     """
     tensors_alone: dict[str, Tensor] = {}
-    used: dict[int, list[tuple[int, int]]] = {}
+    # Addresses [begin, end) of the earlier tensors in each storage.
+    spans_by_storage: dict[int, list[tuple[int, int]]] = {}
     for name, any_tensor in tensors.items():
         tensor = to_plain_tensor(any_tensor).contiguous()
         begin = tensor.data_ptr()
-        end, there = begin + tensor.nbytes, used.setdefault(tensor.untyped_storage().data_ptr(), [])
-        shared = any(begin < last and first < end for first, last in there)
+        end = begin + tensor.nbytes
+        spans = spans_by_storage.setdefault(tensor.untyped_storage().data_ptr(), [])
+        shared = any(begin < other_end and other_begin < end for other_begin, other_end in spans)
         tensors_alone[name] = tensor.clone() if shared else tensor
-        there.append((begin, end))
+        spans.append((begin, end))
     return tensors_alone
 
 
 @contextlib.contextmanager
 def lock_file(path: Path, message: str) -> Iterator[None]:
-    """Hold a file for this process, however it ends; say `taken` where another one holds it."""
+    """Hold a lock on a file until the context or this process ends.
+
+    Raises:
+        WakefulError: another process holds it; the text is `message`.
+    """
     with contextlib.ExitStack() as stack:
         with disk_errors(path.parent):
             file = stack.enter_context(path.open("w"))
@@ -530,13 +544,15 @@ def lock_file(path: Path, message: str) -> Iterator[None]:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:
                     if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                        raise
+                        raise  # not because another process has the lock
                     raise WakefulError(message) from None
         yield
 
 
 def await_release(file: IO[str]) -> None:
-    """Wait until no process holds an open file; while this one lives, none can then hold it."""
+    """Wait until no process holds the lock of `lock_file` on a file; then keep others from taking
+    it until this process ends or closes the file.
+    """
     assert fcntl is not None
     fcntl.flock(file, fcntl.LOCK_SH)
 
@@ -548,11 +564,14 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        if number is None:  # libraries written in Rust have it in their text
+        if number is None:  # libraries written in Rust have the number in their text
             match = re.search(r"\(os error (\d+)\)", str(error))
-            if match is None and not _CUT_OFF.search(str(error)):
+            if match is not None:
+                number = int(match[1])
+            elif _CUT_OFF.search(str(error)):  # numpy wrote less than it was given: a full disk
+                number = errno.ENOSPC
+            else:
                 raise
-            number = errno.ENOSPC if match is None else int(match[1])
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
@@ -562,7 +581,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def _retry_advice(path: Path) -> str:
-    """Return how to repeat a failed write: resume a run that can be resumed, or run again."""
+    """Return what to do after a write to `path` has failed: "resume" if the file belongs to a run
+    that can be resumed, otherwise "give the command again".
+    """
     for parent in path.absolute().parents:
         if (parent / "run.json").is_file():
             with contextlib.suppress(WakefulError):
@@ -572,7 +593,8 @@ def _retry_advice(path: Path) -> str:
     return "give the command again"
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
+    """Remove everything in a folder, of symbolic links only the link."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
@@ -580,7 +602,10 @@ def _empty(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _metrics_row(line: bytes) -> dict[str, Any] | None:
+def _parse_metrics_row(line: bytes) -> dict[str, Any] | None:
+    """Return a line of a JSON Lines file as a row; None unless it is a flat JSON object with a
+    `kind` (text) and a `step` (a whole number of 63 bits).
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -610,6 +635,7 @@ def environment(device: torch.device, processes: int = 1) -> Environment:
 
 
 def _processor_name() -> str:
+    """Return the processor's name: Linux has it in a file, other systems have it from Python."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -47,18 +47,21 @@ def cut_of(tensor: Tensor) -> Cut | None:
         return None
     for axis, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard):
-            length, size = tensor.shape[placement.dim], tensor.device_mesh.size(axis)
-            rows, number = -(-length // size), tensor.device_mesh.get_local_rank(axis)
-            return Cut(placement.dim, min(number * rows, length), min((number + 1) * rows, length))
+            length, num_parts = tensor.shape[placement.dim], tensor.device_mesh.size(axis)
+            rows_per_part = -(-length // num_parts)  # rounded up, as torch.chunk does
+            start = tensor.device_mesh.get_local_rank(axis) * rows_per_part
+            return Cut(placement.dim, min(start, length), min(start + rows_per_part, length))
     return None
 
 
 def share_of(tensor: DTensor) -> tuple[int, int, bool]:
-    """Return this process's part number of a tensor, the number of parts, and whether it writes."""
+    """Return the number of this process's part of a sharded tensor, the number of parts, and
+    whether this process writes it: of several processes with equal parts, the first does.
+    """
     mesh = tensor.device_mesh
     (axis,) = (n for n, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
-    ranks = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
-    return mesh.get_local_rank(axis), mesh.size(axis), not any(ranks)
+    replica_ranks = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
+    return mesh.get_local_rank(axis), mesh.size(axis), not any(replica_ranks)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -72,19 +75,24 @@ def part_name(kind: str, rank: int, size: int) -> str:
 
 
 def is_complete(names: "set[str]", kind: str) -> bool:
-    """Tell whether file names hold all tensors of a kind: one file, or every part."""
+    """Tell whether file names hold all tensors of a kind, "model" or "optimizer": one file, or
+    every part.
+    """
     if f"{kind}.safetensors" in names:
         return True
     matches = [match for name in names if (match := _PART.fullmatch(name)) and match[1] == kind]
-    sizes = {int(match[3]) for match in matches}
-    return len(sizes) == 1 and {int(m[2]) for m in matches} == set(range(*sizes))
+    numbers = {int(match[2]) for match in matches}
+    totals = {int(match[3]) for match in matches}
+    return len(totals) == 1 and numbers == set(range(totals.pop()))
 
 
 class StoredTensors:
     """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
 
     def __init__(self, folder: Path, kind: str, cut: Mapping[str, Mapping[str, Along]]) -> None:
-        """Open the files of `kind`; `cut` is the sharded dimension of tensors, from state.json.
+        """Open the files of `kind` and read the names and whole shapes of their tensors.
+
+        `cut` is state.json's entry of that name: by kind and tensor, the sharded dimension.
 
         Raises:
             WakefulError: `cut` or a file is damaged.
@@ -105,10 +113,10 @@ class StoredTensors:
             self.shapes = {name: self._shape(name) for name in sorted(set().union(*self._names))}
 
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """Return a tensor, or this part of it, reading no other parts where possible."""
+        """Return a tensor, or its part `cut`, reading no other parts where possible."""
         with self._reading():
             dim = self._cut.get(name)
-            if dim is None:
+            if dim is None:  # stored whole, in the first file
                 tensor = self._files[0].get_tensor(name)
             elif cut is not None and cut.dim == dim:
                 return self._between(name, dim, cut.start, cut.stop)
@@ -129,11 +137,12 @@ class StoredTensors:
             if low < high:
                 pieces.append(part[(slice(None),) * dim + (slice(low, high),)])
             offset += length
-        if not pieces:
+        if not pieces:  # no rows are asked for: an empty tensor of the right shape and type
             return self._files[0].get_tensor(name).narrow(dim, 0, 0)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
     def _shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape as a whole: along its cut, the sum of the files' parts."""
         full_shape = self._files[0].get_slice(name).get_shape()
         if (dim := self._cut.get(name)) is not None:
             full_shape[dim] = sum(file.get_slice(name).get_shape()[dim] for file in self._files)

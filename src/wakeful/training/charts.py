@@ -31,8 +31,10 @@ _MOST_CURVES = 12
 _STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1))
 
 
-def with_curves(comparison: ComparedRuns) -> list[str]:
-    """Return the variants to draw over steps: all, or the baseline and those of the lowest loss."""
+def drawn_variants(comparison: ComparedRuns) -> list[str]:
+    """Return the variants to draw over steps: all, or the baseline and those of the lowest loss
+    where there are too many for one chart.
+    """
     if len(comparison.with_curves) <= _MOST_CURVES:
         return list(comparison.with_curves)
     gaps = {name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
@@ -42,28 +44,30 @@ def with_curves(comparison: ComparedRuns) -> list[str]:
 
 
 def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
-    """Draw each variant's smoothed training loss minus the baseline's, below zero is better."""
+    """Draw each variant's smoothed training loss minus the baseline's: below zero is better.
+
+    None where there is nothing to draw.
+    """
     window = tables.smoothing_window(comparison)
     frame = tables.relative_training_loss(comparison, window)
     if frame.is_empty():
         return None
-    # The first steps are all initialization; averaging starts to mean something after a window.
-    variants = [name for name in with_curves(comparison) if name != comparison.baseline]
-    steady = frame.filter(
-        pl.col("step") >= pl.col("step").max().clip(upper_bound=window),
-        pl.col("variant").is_in(variants),
-    )
-    if steady.is_empty():
+    variants = [name for name in drawn_variants(comparison) if name != comparison.baseline]
+    # From the first full window on: a mean of fewer steps is mostly of the first, large losses. If
+    # no run has come so far, its last step alone.
+    first_step = pl.col("step").max().clip(upper_bound=window)
+    frame = frame.filter(pl.col("step") >= first_step, pl.col("variant").is_in(variants))
+    if frame.is_empty():
         return None
     y = alt.Y("value:Q", title=f"training loss minus {comparison.baseline} (nats)")
-    steady = steady.select("variant", "step", "low", "high", value="difference")
+    frame = frame.select("variant", "step", "low", "high", value="difference")
     zero = [charts.line_at("y", 0.0, "zero")]
-    return _draw_curves(comparison, steady, y, "+.4f", variants, under=zero)
+    return _draw_curves(comparison, frame, y, "+.4f", variants, under=zero)
 
 
 def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
     """Draw the smoothed training loss of each variant's first seed."""
-    variants = with_curves(comparison)
+    variants = drawn_variants(comparison)
     frame = tables.training_loss(comparison, tables.smoothing_window(comparison))
     frame = frame.filter(pl.col("variant").is_in(variants)).rename({"loss": "value"})
     y = alt.Y("value:Q", title="training loss (nats per token)", scale=alt.Scale(zero=False))
@@ -71,11 +75,12 @@ def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
 
 
 def metric_charts(comparison: ComparedRuns) -> list[Chart]:
-    """Draw each metric of the heads over steps: a chart with a line for each variant.
+    """Draw each logged metric of the heads over steps: a chart with a line for each variant.
 
-    A line is the mean over layers, heads and seeds, its band the 95% confidence interval.
+    A line is the mean over layers, heads and seeds, its band the 95% confidence interval, which one
+    seed does not have.
     """
-    variants, curve_charts = with_curves(comparison), list[Chart]()
+    variants, curve_charts = drawn_variants(comparison), list[Chart]()
     table = tables.followed_figures(comparison).filter(pl.col("variant").is_in(variants))
     for name, title in METRIC_TITLES.items():
         frame = table.filter(figure=name)
@@ -95,7 +100,9 @@ def metric_charts(comparison: ComparedRuns) -> list[Chart]:
 
 
 def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:
-    """Draw each variant's paired difference in final validation loss and its 95% interval."""
+    """Draw each variant's paired difference in final validation loss and its 95% interval, which is
+    left out where it is not finite; None without a difference.
+    """
     difference = pl.col("difference")
     low, high = (
         pl.when(pl.col(f"difference_{end}").is_finite()).then(f"difference_{end}")
@@ -158,7 +165,11 @@ def _draw_curves(
     comparison: ComparedRuns, frame: pl.DataFrame, y: alt.Y, style: str, variants: Sequence[str],
     under: Sequence[alt.Chart] = (),
 ) -> charts.Drawing:  # fmt: skip
-    """Draw a line over steps for each of `variants`; the legend names no others."""
+    """Draw the column `value` of a frame over its steps, a line for each of `variants`; the legend
+    names no others.
+
+    `style` is the values' format in tooltips, as d3 writes it; `under` is drawn first.
+    """
     tooltip = ["variant:N", "step:Q", charts.tip("value", style)]
     chart = charts.draw_lines(
         frame, "variant", list(comparison.names), _STEPS, y, tooltip, at="step",

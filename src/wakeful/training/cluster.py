@@ -126,13 +126,14 @@ def distribute_work(
     may_diverge: Container[str] = (),
     may_fail: bool = False,
 ) -> dict[str, str]:
-    """Run unfinished rows in a job each, at most `cluster.workers` at a time.
+    """Run unfinished rows in a job each, at most `cluster.workers` at a time; return the faults of
+    those that failed, by label.
 
-    A row whose job ends early continues in a new one, from its newest checkpoint. Logs go to a new
-    folder below `folder`/jobs; all machines must see it and the rows' folders. submitit unpickles
-    results from there, so that no earlier file is read. If a row labelled in `may_diverge`
-    diverges, or with `may_fail` any row fails, the others continue. Return the faults by label.
+    A row whose job ends early continues in a new one, from its newest checkpoint. If a row labelled
+    in `may_diverge` diverges, or with `may_fail` any row fails, the others continue.
 
+    Logs go to a new folder below `folder`/jobs; all machines must see it and the rows' folders. It
+    is new because submitit unpickles results from there, and a file from before might hold code.
     Local workers end with this command, even if it is killed.
 
     Raises:
@@ -155,12 +156,11 @@ def distribute_work(
         executor = _make_executor(submitit, cluster, logs)
         remaining = [row for row in rows if not row.done]
         queue = _Queue(remaining, logs, may_diverge, may_fail)
-        cleanup.callback(
-            set_signal_handler, signal.SIGTERM, set_signal_handler(signal.SIGTERM, _stop)
-        )
+        handler_before = set_signal_handler(signal.SIGTERM, _stop)
+        cleanup.callback(set_signal_handler, signal.SIGTERM, handler_before)
         cleanup.callback(lambda: _end_jobs([job for _, job in jobs.values()], cluster))
         while queue.waiting or jobs:
-            for slot in range(cluster.workers):
+            for slot in range(cluster.workers):  # a slot also says which GPUs a local job has
                 if slot not in jobs and (row := queue.take()):
                     jobs[slot] = row, _submit(executor, cluster, slot, row, command)
             for slot, (row, job) in list(jobs.items()):
@@ -188,10 +188,14 @@ class _Queue:
         """Labels of unfinished rows."""
         self.faults: dict[str, str] = {}
         self.tries: collections.Counter[str] = collections.Counter()
+        """By label: the last jobs that ended without having saved a step."""
         self.saved: dict[str, set[str]] = {}
+        """By label: the checkpoints that were there when the row's last job began."""
 
     def take(self) -> Work | None:
-        """Take the first row that may begin; None where none may."""
+        """Remove and return the first waiting row that may begin: all work that it comes after has
+        ended. None where none may.
+        """
         for row in self.waiting:
             if self.remaining.isdisjoint(row.after):
                 self.waiting.remove(row)
@@ -200,10 +204,13 @@ class _Queue:
         return None
 
     def take_result(self, row: Work, result: JobResult, show: Display) -> None:
-        """Record the result of a row whose job has ended; one that a signal stopped waits again.
+        """Record the result of a row whose job has ended.
+
+        A row whose job was stopped by a signal waits again, at most `TRIES` times without having
+        saved a step.
 
         Raises:
-            WakefulError: the row failed and may not.
+            WakefulError: the row failed and must not.
         """
         fault = result.fault
         if not fault or row.done:  # a signal may come after the last step
@@ -211,7 +218,7 @@ class _Queue:
             show.note(f"{row.label} is done ({self.total - len(self.remaining)} of {self.total})")
             return
         if result.stopped:
-            if _checkpoints_of(row.folder) != self.saved[row.label]:
+            if _checkpoints_of(row.folder) != self.saved[row.label]:  # it has saved a step
                 self.tries[row.label] = 0
             self.tries[row.label] += 1
             if self.tries[row.label] < TRIES:
@@ -222,19 +229,25 @@ class _Queue:
                 f"{TRIES} jobs in a row ended before they had saved a step, the last with {fault}; "
                 f"see {self.logs}, then give the same command again"
             )
-        if not (self.may_fail or (result.diverged and row.label in self.may_diverge)):
+        tolerated = self.may_fail or (result.diverged and row.label in self.may_diverge)
+        if not tolerated:
             raise (Diverged if result.diverged else WakefulError)(f"{row.label}: {fault}")
         show.note(f"{row.label}: {fault}; the others go on without it")
         self.faults[row.label] = fault
         self.remaining.discard(row.label)
 
 
-def _end_with(command: str) -> None:
-    """Let this worker save its step and end once its command no longer holds the lock file."""
+def _end_with_command(lock_path: str) -> None:
+    """End this worker once the command that started it is gone: it holds the lock file at
+    `lock_path` while it lives.
+
+    A thread waits for that. SIGTERM makes the worker save its step and end, and SIGKILL ends it if
+    that takes too long.
+    """
 
     def watch() -> None:
-        with Path(command).open() as file:
-            await_release(file)  # the next command sees that this process lives
+        with Path(lock_path).open() as file:
+            await_release(file)  # now this process holds it: the next command sees that it lives
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_SAVES)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -272,10 +285,10 @@ def _stop(number: int, frame: Any) -> None:
 
 
 def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
-    """Train or continue a run.
+    """Train the run of a configuration, given as a table, in `folder`, or continue it there.
 
-    The configuration is the user's own, so the modules that it names are imported: a job is a new
-    process, and resuming a run imports none.
+    The modules that the configuration names are imported, as the user wrote it: a job is a new
+    process, and resuming a run would import none.
     """
 
     def work() -> None:
@@ -287,16 +300,18 @@ def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
     return job_result(work)
 
 
-def run_call(call: Call, command: str = "") -> JobResult:
-    """Do a job's work; a worker of this machine ends with the process that holds `command`."""
-    if command and os.environ.get(_ENGINE) == "local":
-        _end_with(command)
+def run_call(call: Call, lock_path: str = "") -> JobResult:
+    """Do a job's work; a worker of this machine ends with the command that holds the lock file at
+    `lock_path`.
+    """
+    if lock_path and os.environ.get(_ENGINE) == "local":
+        _end_with_command(lock_path)
     function, *arguments = call
     return function(*arguments)
 
 
 def job_result(work: Callable[[], object]) -> JobResult:
-    """Do a job's work and return its result, with the fault if there was one."""
+    """Do a job's work and return its result: a fault, if it was stopped or has failed."""
     if os.environ.get(_ENGINE) == "local":
         os.setpgrp()  # a terminal's Ctrl-C goes to the command, which ends this job
     try:
@@ -309,7 +324,8 @@ def job_result(work: Callable[[], object]) -> JobResult:
 
 
 def _make_executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
-    if cluster.engine == "local":  # the automatic one does not let a job see GPUs of its own
+    """Return submitit's executor for a cluster's jobs, which writes to the folder `logs`."""
+    if cluster.engine == "local":  # AutoExecutor cannot give each job GPUs of its own
         executor = submitit.LocalExecutor(folder=logs)
     else:
         executor = submitit.AutoExecutor(folder=logs, cluster=cluster.engine)
@@ -318,13 +334,16 @@ def _make_executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
 
 
 def _submit(executor: Any, cluster: Cluster, slot: int, row: Work, command: Path) -> Any:
-    """Submit a row's job; a local one uses the GPUs of its slot."""
+    """Submit a row's job and return it; a local one uses the GPUs of its slot.
+
+    `command` is the lock file that this command holds: local jobs end with it.
+    """
     if cluster.engine == "local" and cluster.gpus:
         gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
         executor.update_parameters(visible_gpus=list(gpus))
     if cluster.engine != "local":
         return executor.submit(run_call, row.call)
-    # What begins now ignores a terminal's Ctrl-C: the command ends it in its own way.
+    # A process started now ignores a terminal's Ctrl-C: the command ends it in its own way.
     handler = set_signal_handler(signal.SIGINT, signal.SIG_IGN)
     try:
         with _divide_cores(cluster.workers):
@@ -339,9 +358,10 @@ def _divide_cores(workers: int) -> Iterator[None]:
     if THREADS in os.environ:
         yield
         return
-    # macOS has no such call; of the machine's cores a process of Linux may have only some.
-    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    os.environ[THREADS] = str(max(1, len(cores) // workers))
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS: this process may have only some of them
+        num_cores = len(os.sched_getaffinity(0))
+    os.environ[THREADS] = str(max(1, num_cores // workers))
     try:
         yield
     finally:
@@ -349,7 +369,7 @@ def _divide_cores(workers: int) -> Iterator[None]:
 
 
 def _job_result(submitit: Any, job: Any) -> JobResult:
-    """Return the result of an ended job; a killed one was stopped."""
+    """Return the result of an ended job; one without a result was killed, and counts as stopped."""
     try:
         return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
@@ -364,7 +384,10 @@ def _import_submitit() -> Any:
 def _local_cluster(
     _written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0
 ) -> Cluster:
-    """Return processes of this machine, each with `gpus` GPUs of its own."""
+    """Return processes of this machine, each with `gpus` GPUs of its own.
+
+    submitit needs a limit of time; the default is a month.
+    """
     parameters: dict[str, Any] = {"timeout_min": round(60 * hours), "gpus_per_node": gpus}
     return Cluster("local", workers, gpus, parameters)
 
@@ -382,7 +405,10 @@ def _slurm_cluster(
     qos: str = "",
     constraint: str = "",
 ) -> Cluster:
-    """Return a cluster of SLURM jobs, each on one machine with `gpus` and `cpus` cores."""
+    """Return a cluster of SLURM jobs, each on one machine with `gpus` GPUs and `cpus` cores.
+
+    `memory_gb` is a job's memory; 0, as an empty name, leaves it to SLURM.
+    """
     named = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
     parameters: dict[str, Any] = {
         "name": "wakeful", "timeout_min": round(60 * hours), "gpus_per_node": gpus,

@@ -13,7 +13,7 @@ from wakeful.config.rows import config_differences
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful.probes.base import block_outputs
-from wakeful.runs.records import DataFacts, RunSummary, ValidationRow, rows
+from wakeful.runs.records import DataFacts, RunSummary, ValidationRow, logged_rows
 from wakeful.runs.run import (
     METRICS,
     VALIDATION,
@@ -103,7 +103,7 @@ class ComparedRuns:
             names=tuple(name for name in self.names if name in included),
             runs=tuple(run for run in self.runs if run.variant in included),
             partial=tuple(run for run in self.partial if run.variant in included),
-            unfinished=tuple(
+            unfinished=tuple(  # labels such as "variant, seed 3"
                 label for label in self.unfinished if label.rpartition(", seed ")[0] not in dropped
             ),
         )
@@ -118,6 +118,7 @@ class ComparedRuns:
         return replace(self, names=(baseline, *(n for n in self.names if n != baseline)))
 
     def _check_finished(self, option: str, name: str) -> None:
+        """Raise `WakefulError` unless the variant that an option names has a finished run."""
         if name not in self.variants:
             raise WakefulError(
                 f"{option} = {name!r} is none of the variants with a finished run: "
@@ -139,7 +140,9 @@ class ComparedRuns:
         return self.of(variant) or _by_seed(variant, self.partial)
 
     def paired_over(self, variant: str) -> str:
-        """Unit that a variant's figures are means over: "seeds" where two or more are compared."""
+        """Return the unit that a variant's figures are means over: "seeds" where two or more are
+        compared, otherwise "windows", those of the validation text.
+        """
         return "seeds" if len(self.compared(variant)) > 1 else "windows"
 
     def compared(self, variant: str) -> list[TrainedRun]:
@@ -153,8 +156,8 @@ class ComparedRuns:
 
     def missing(self, variant: str) -> list[int]:
         """Return the seeds that another variant has finished and this one has not."""
-        there = {run.seed for run in self.of(variant)}
-        return [seed for seed in self.seeds if seed not in there]
+        finished_seeds = {run.seed for run in self.of(variant)}
+        return [seed for seed in self.seeds if seed not in finished_seeds]
 
     def pairs(self, variant: str, runs: Sequence[TrainedRun] | None = None) -> Pairs:
         """Return (run, finished baseline run) for each seed that both have.
@@ -192,10 +195,10 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
     for path in source:
-        # The first run is the baseline, which must have finished: reading it says so otherwise.
+        # The first run is the baseline, which must have finished: read_run raises otherwise.
         done = not runs or is_done(Path(path))
         (runs if done else partial).append(read_run(path, done=done))
-    named = _with_unique_names([*runs, *partial])
+    named = _with_unique_names([*runs, *partial])  # in the same order
     runs, partial = named[: len(runs)], named[len(runs) :]
     comparison = _check_paired(
         ComparedRuns(
@@ -210,9 +213,13 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
 
 
 def _with_unique_names(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    """Add the paths to the names of runs that share a name without being seeds of one variant.
+    """Return runs with their path added to the name where they share it without being seeds of one
+    variant.
 
     Such runs have the same seed, or configurations that differ in more than the seed.
+
+    Raises:
+        WakefulError: a path is given twice.
     """
     paths = [run.path.resolve() for run in runs]
     for number, path in enumerate(paths):
@@ -228,20 +235,28 @@ def _with_unique_names(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
 
 
 def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, str]]:
-    """Return each run that differs from its variant's first, with that run and the fields."""
-    of_variant: dict[str, list[TrainedRun]] = defaultdict(list)
+    """Return (run, first run of its variant, differing fields as text) for each run whose
+    configuration differs from the first's in fields other than `_OF_ONE_VARIANT`.
+    """
+    runs_by_variant: dict[str, list[TrainedRun]] = defaultdict(list)
     for run in runs:
-        of_variant[run.variant].append(run)
+        runs_by_variant[run.variant].append(run)
     differences: list[tuple[TrainedRun, TrainedRun, str]] = []
-    for first, *rest in of_variant.values():
+    for first, *rest in runs_by_variant.values():
         for run in rest:
             fields = config_differences(first.config, run.config).keys() - _OF_ONE_VARIANT
-            differences += [(run, first, ", ".join(sorted(fields)))] if fields else []
+            if fields:
+                differences.append((run, first, ", ".join(sorted(fields))))
     return differences
 
 
 def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
-    """Return the finished and unfinished runs of a comparison's folder."""
+    """Return the finished and unfinished runs of a comparison's folder; `baseline` must have
+    finished.
+
+    Raises:
+        WakefulError: it has not, run.json is damaged, or runs cannot be compared.
+    """
     for name in header.variants:
         if not _is_folder_name(name):
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
@@ -259,15 +274,15 @@ def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
         unfinished.append(f"{variant}, seed {seed}")
         if (folder / "data.json").is_file():
             partial.append(read_run(folder, variant, done=False))
-    for run, first, odd in _differing_runs([*runs, *partial]):
+    for run, first, fields in _differing_runs([*runs, *partial]):
         raise WakefulError(
-            f"{run.path} and {first.path} are not seeds of one variant: they differ in {odd}; move "
-            "one out of the comparison, and give wakeful report the paths of both"
+            f"{run.path} and {first.path} are not seeds of one variant: they differ in {fields}; "
+            "move one out of the comparison, and give wakeful report the paths of both"
         )
     finished = {run.variant for run in runs}
     if baseline not in finished and baseline in (header.baseline, *header.variants):
-        done = ", ".join(name for name in header.variants if name in finished)
-        choice = f", or choose one that has, with --baseline: {done}" if done else ""
+        names = ", ".join(name for name in header.variants if name in finished)
+        choice = f", or choose one that has, with --baseline: {names}" if names else ""
         raise WakefulError(
             f"{path} has no finished run of its baseline {baseline!r}; go on with the command that "
             f"began it and --resume{choice}"
@@ -314,7 +329,11 @@ def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> Train
 
 
 def _read_followed(run: Run) -> pl.DataFrame:
-    """Return each followed metric's mean over layers by step, with validation's excess loss."""
+    """Return the columns `step`, `figure` and `value`: each logged metric's mean over layers, named
+    "metric_position", and the validations' "excess_loss" over a task's own.
+
+    There are no rows where the run logged no metrics of layers.
+    """
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
     of_layers = block_outputs(run.trajectories()).filter(pl.col("head").is_null(), variant="paper")
     means = of_layers.group_by("step", figure).agg(pl.col("value").mean())
@@ -323,7 +342,7 @@ def _read_followed(run: Run) -> pl.DataFrame:
         return frame
     excess = [
         (row.step, "excess_loss", row.excess_loss)
-        for row in rows(run, ValidationRow)
+        for row in logged_rows(run, ValidationRow)
         if row.excess_loss is not None
     ]
     return frame.extend(pl.DataFrame(excess, schema=frame.schema, orient="row"))
@@ -341,21 +360,22 @@ def _check_paired(comparison: ComparedRuns) -> ComparedRuns:
 
 
 def _unpaired_difference(run: TrainedRun, first: TrainedRun) -> str:
-    """Return the difference that keeps two runs' losses from being paired; "" without any."""
+    """Return the difference in data or windows that keeps two runs' losses from being paired, with
+    the remedy; "" without any.
+    """
     for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
         if getattr(run.data, key) != getattr(first.data, key):
             return f"{key} differs; train both on the same data"
-    prefix, first_prefix = (
-        max(1, compared_run.config.model.relaxed_prefix) for compared_run in (run, first)
-    )
+    # A prefix of one token sees itself alone, as a model without a prefix does.
+    prefix = max(1, run.config.model.relaxed_prefix)
+    first_prefix = max(1, first.config.model.relaxed_prefix)
     if prefix != first_prefix:
         return (
             f"model.relaxed_prefix differs, {prefix} and {first_prefix}, and losses leave out the "
             "targets inside it; report each alone"
         )
-    windows, first_windows = (
-        compared_run.validation.select("window", "tokens") for compared_run in (run, first)
-    )
+    windows = run.validation.select("window", "tokens")
+    first_windows = first.validation.select("window", "tokens")
     if run.done and not windows.equals(first_windows):
         return "validation windows differ (train.length must be the same)"
     return ""

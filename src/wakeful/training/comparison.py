@@ -142,9 +142,11 @@ def report_comparison(
     figures: Sequence[FigureFormat],
     table: Sequence[TableFormat] = (),
 ) -> Comparison:
-    """Write the page about finished runs, or about one comparison, and return the comparison.
+    """Write the page about finished runs, or about one comparison's folder, and return the
+    comparison.
 
-    The table of results is written too, in the formats of `table`, and with `figures` of csv.
+    The charts are written too, in the formats of `figures`, and the table of results in those of
+    `table`, and as CSV if `figures` has that format.
     """
     compared = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     if only:

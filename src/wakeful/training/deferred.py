@@ -21,7 +21,7 @@ def prefetch(
     batches: Batches, steps: Iterable[int], device: torch.device
 ) -> Iterator[torch.Tensor]:
     """Yield the batches of `steps`; a GPU's are read during the step before, into pinned memory."""
-    if device.type == "cpu":
+    if device.type == "cpu":  # reading ahead would take the cores that compute the step
         yield from map(batches.batch, steps)
         return
 
@@ -33,7 +33,7 @@ def prefetch(
         futures = deque[Future[torch.Tensor]]()
         for step in steps:
             futures.append(pool.submit(read, step))
-            if len(futures) > 1:
+            if len(futures) > 1:  # the next batch is being read: give out this one
                 yield futures.popleft().result()
         while futures:
             yield futures.popleft().result()
@@ -45,7 +45,7 @@ class _PendingStep(NamedTuple):
     tokens: int
     loss: Tensor
     norm: Tensor
-    best: float | None
+    optimal_loss: float | None
 
 
 class Fault(NamedTuple):
@@ -66,22 +66,32 @@ class PendingSteps:
         self.fastest = fastest
         self.tokens = tokens
         self.seconds = seconds
-        self._before = tokens
+        self._tokens_in_rows = tokens
+        """Tokens trained on up to the last step that `rows` has returned."""
         self._steps: list[_PendingStep] = []
-        self._values: list[tuple[float, float]] = []
-        self._began = 0.0
+        self._losses_and_norms: list[tuple[float, float]] = []
+        """Of the steps that `read` has read, until `rows` returns them."""
+        self._start_time = 0.0
 
     def begin(self) -> None:
         """Start the clock unless it runs."""
         if not self._steps:
-            self._began = time.perf_counter()
+            self._start_time = time.perf_counter()
 
     def add(
-        self, step: int, lr: float, tokens: int, loss: Tensor, norm: Tensor, best: float | None
+        self,
+        step: int,
+        lr: float,
+        tokens: int,
+        loss: Tensor,
+        norm: Tensor,
+        optimal_loss: float | None,
     ) -> None:
-        """Add step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
+        """Add step `step`, counted from 1, of `tokens` tokens, with its loss and gradient norm on
+        the device; `optimal_loss` is the loss of a task's own distribution, None for text.
+        """
         self.tokens += tokens
-        self._steps.append(_PendingStep(step, lr, self.tokens, loss, norm, best))
+        self._steps.append(_PendingStep(step, lr, self.tokens, loss, norm, optimal_loss))
 
     def read(self) -> Fault | None:
         """Wait for the device and read the steps' losses and gradient norms.
@@ -89,27 +99,32 @@ class PendingSteps:
         Return the first step with a figure that is not finite, or None; it and the steps after it
         are dropped.
         """
-        steps, self._values = self._steps, []
+        steps, self._losses_and_norms = self._steps, []
         if not steps:
             return None
+        # One tensor of all steps: copying it from the device waits once.
         pairs = torch.stack([torch.stack((s.loss, s.norm.to(s.loss.dtype))) for s in steps])
         for number, (loss, norm) in enumerate(pairs.tolist()):
             for name, value in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(value):
                     self._steps = steps[:number]
                     return Fault(steps[number].step, f"the {name} is {value}")
-            self._values.append((loss, norm))
+            self._losses_and_norms.append((loss, norm))
         return None
 
     def rows(self) -> list[StepRow]:
-        """Stop the clock; return a row for each step read, with its share of the time."""
-        elapsed = time.perf_counter() - self._began
+        """Stop the clock; return and forget the steps read, as rows of metrics.jsonl.
+
+        The time since `begin` is divided evenly among them.
+        """
+        elapsed = time.perf_counter() - self._start_time
         steps, self._steps = self._steps, []
         rows = []
-        tokens_before, share = self._before, elapsed / max(1, len(steps))
-        for pending, (loss, norm) in zip(steps, self._values, strict=True):
+        tokens_before, share = self._tokens_in_rows, elapsed / max(1, len(steps))
+        for pending, (loss, norm) in zip(steps, self._losses_and_norms, strict=True):
             self.seconds += share
             speed = (pending.tokens - tokens_before) / share
+            excess = None if pending.optimal_loss is None else loss - pending.optimal_loss
             rows.append(
                 StepRow(
                     step=pending.step,
@@ -120,9 +135,9 @@ class PendingSteps:
                     seconds=round(self.seconds, 4),
                     tokens_per_second=round(speed, 1),
                     mfu=None if self.fastest is None else round(speed / self.fastest, 4),
-                    excess_loss=None if pending.best is None else loss - pending.best,
+                    excess_loss=excess,
                 )
             )
             tokens_before = pending.tokens
-        self._before = self.tokens
+        self._tokens_in_rows = self.tokens
         return rows

@@ -9,7 +9,6 @@ the student's logits, q = softmax(s / T), q' = softmax(s), p the teacher's and y
 B batch, L tokens, V vocabulary.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -65,22 +64,24 @@ def distillation_in_rows(
     over: Over,
     rows: int = 0,
 ) -> Tensor:
-    """Return `distillation_loss`, `rows` rows at a time (0: as many as suit V).
+    """Return `distillation_loss`, computed `rows` rows at a time (0: as many as suit V).
 
-    Gradients reach the student alone, once.
+    Gradients reach the student alone; there are no second derivatives.
     """
     teacher_logits, flat_targets = teacher.detach().flatten(0, 1), targets.flatten()
-    width = student.shape[-1] if over == "mean" else 1
+    num_averaged = student.shape[-1] if over == "mean" else 1
 
-    def of(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def row_losses(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses of some rows and their gradients by the student's logits."""
         log_q = _divided(logits, temperature).log_softmax(-1)
         log_p = _divided(teacher_logits[part].to(logits.dtype), temperature).log_softmax(-1)
         p = log_p.exp()
-        loss = log_p.sub_(log_q).mul_(p).sum(-1) * ((1 - alpha) * temperature**2 / width)
-        slope = log_q.exp().sub_(p).mul_((1 - alpha) * temperature / width)
+        divergence = log_p.sub_(log_q).mul_(p).sum(-1)  # in place: log_p is not needed again
+        loss = divergence * ((1 - alpha) * temperature**2 / num_averaged)
+        slope = log_q.exp().sub_(p).mul_((1 - alpha) * temperature / num_averaged)
         return _with_targets(loss, slope, logits, flat_targets[part], alpha)
 
-    return _mean(student, of, flat_targets, rows)
+    return _mean(student, row_losses, flat_targets, rows)
 
 
 def _divided(logits: Tensor, temperature: float) -> Tensor:
@@ -91,15 +92,15 @@ def _divided(logits: Tensor, temperature: float) -> Tensor:
 def _with_targets(
     loss: Tensor, slope: Tensor, logits: Tensor, targets: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Add α times the cross-entropy to the rows' losses, and its gradient to their gradients."""
+    """Return rows' losses plus α times the cross-entropy, and their gradients plus α times its."""
     if not alpha:
         return loss, slope
     hard, hard_slope = cross_entropy_and_slope(logits, targets)
     return loss.add_(hard, alpha=alpha), slope.add_(hard_slope, alpha=alpha)
 
 
-def _mean(student: Tensor, of: OfRows, targets: Tensor, rows: int) -> Tensor:
-    return mean_of_rows(student.flatten(0, 1), of, targets.ne(IGNORED), rows=rows)
+def _mean(student: Tensor, row_losses: OfRows, targets: Tensor, rows: int) -> Tensor:
+    return mean_of_rows(student.flatten(0, 1), row_losses, targets.ne(IGNORED), rows=rows)
 
 
 def check_vocabulary(student: int, teacher: int) -> None:
@@ -114,26 +115,27 @@ def check_vocabulary(student: int, teacher: int) -> None:
 class Distillation:
     """The loss of a student with a live teacher.
 
-    A teacher whose embedding is padded, or has tokens that are added later, is cut to the student's
-    vocabulary: p is what it says given that the token is one of those.
+    Of a teacher with a larger vocabulary, padded or with tokens added later, the logits beyond the
+    student's vocabulary are cut off: p is its prediction given that the token is one of the
+    student's.
     """
 
     def __init__(
         self,
         student: Decoder,
         teacher: Decoder,
-        lesson: DistillConfig,
+        config: DistillConfig,
     ) -> None:
         """Freeze the teacher.
 
         Raises:
-            WakefulError: the vocabularies of teacher and student differ.
+            WakefulError: the teacher lacks tokens of the student's vocabulary.
         """
         check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
-        self.lesson = lesson
-        self._tokens = student.config.vocab_size
+        self.config = config
+        self._vocab_size = student.config.vocab_size
         self._teachers_prefix = teacher.config.relaxed_prefix
 
     def loss(
@@ -147,21 +149,17 @@ class Distillation:
 
         `documents` masks the attention of both models; see `Decoder.forward`.
         """
-        lesson = self.lesson
         with torch.no_grad():
-            teacher = self.teacher(tokens, documents=documents)[..., : self._tokens]
-        return _fastest(distillation_loss, distillation_in_rows)(
+            teacher_logits = self.teacher(tokens, documents=documents)[..., : self._vocab_size]
+        # A target that the teacher or the student sees, in its relaxed prefix, is not counted.
+        counted = self.student.counted(targets, prefix=self._teachers_prefix)
+        # torch.compile fuses the definition; without it the loss by rows is faster.
+        loss = distillation_loss if torch.compiler.is_compiling() else distillation_in_rows
+        return loss(
             self.student(tokens, documents=documents),
-            teacher,
-            self.student.counted(targets, prefix=self._teachers_prefix),
-            alpha=lesson.alpha,
-            temperature=lesson.temperature,
-            over=lesson.over,
+            teacher_logits,
+            counted,
+            alpha=self.config.alpha,
+            temperature=self.config.temperature,
+            over=self.config.over,
         )
-
-
-def _fastest(
-    definition: Callable[..., Tensor], in_rows: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
-    """Return the form in rows, or where torch.compile looks on, which fuses it, the definition."""
-    return definition if torch.compiler.is_compiling() else in_rows

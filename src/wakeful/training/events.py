@@ -20,7 +20,11 @@ _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 
 
 def check_packages(config: Config) -> dict[str, Any]:
-    """Return the packages, by name, that write the copies that are wanted; refuse missing ones."""
+    """Return the modules of the trackers that `train` turns on, by name.
+
+    Raises:
+        WakefulError: one is not installed.
+    """
     return {
         name: import_optional(name, extra=name, wants=f"train.{name}", module=module)
         for name, (module, _) in _PACKAGES.items()
@@ -30,16 +34,18 @@ def check_packages(config: Config) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iterator[Write]:
-    """Give a function that copies a metrics row to wherever the configuration says.
+    """Yield a function that copies a row of metrics to the trackers of the configuration.
 
-    What an interrupted run left from step `first` on is there once: TensorBoard drops it,
-    Weights & Biases keeps the first of each step. There the run is called as here, in the project
-    $WANDB_PROJECT or "wakeful"; it is found again when resumed, and $WANDB_MODE=offline keeps it in
-    the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is
-    $TRACKIO_PROJECT or "wakeful", and the run's name ends with what finds it again.
+    `first` is the first step that this process logs. Rows that an interrupted run logged from there
+    on are dropped by TensorBoard; Weights & Biases keeps those and drops the new ones; trackio
+    keeps both.
+
+    A resumed run continues the tracker's run: in Weights & Biases it has the run's name, in the
+    project $WANDB_PROJECT or "wakeful" ($WANDB_MODE=offline keeps it in the run directory); in
+    trackio its name ends with the run's identifier, in the project $TRACKIO_PROJECT or "wakeful".
     """
     packages = check_packages(config) if enabled else {}
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # ends the trackers' sessions
         logs = [_PACKAGES[name][1](packages[name], config, run, first, stack) for name in packages]
 
         def write(row: Mapping[str, Any]) -> None:
@@ -49,9 +55,12 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
         yield write
 
 
-def _to_tensorboard(
+def _log_to_tensorboard(
     tensorboard: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
+    """Return a function that writes TensorBoard events into the run directory; events from step
+    `first` on, of an interrupted run, are hidden.
+    """
     writer = tensorboard.SummaryWriter(str(run.path / "tensorboard"), purge_step=first)
 
     def log(scalars: dict[str, float], *, step: int) -> None:
@@ -65,12 +74,15 @@ def _to_tensorboard(
 def _log_to_wandb(
     wandb: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
-    """Start a Weights & Biases session and return its `log`; `stack` ends it."""
+    """Start a Weights & Biases session, or continue that of a resumed run, and return its `log`.
+
+    `stack` ends it, as a failure where an error is raised.
+    """
     try:
         session = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wakeful"),
             name=config.name,
-            id=_identity(config, run),
+            id=_run_identifier(config, run),
             resume="allow",
             dir=str(run.path),
             config=config_to_table(config),
@@ -91,12 +103,14 @@ def _log_to_wandb(
 def _log_to_trackio(
     trackio: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
-    """Start a trackio session and return its `log`; `stack` ends it."""
-    # What the package says goes where messages go.
+    """Start a trackio session, or continue that of a resumed run, and return its `log`; `stack`
+    ends it.
+    """
+    # The package prints messages to stdout, which is for results.
     with contextlib.redirect_stdout(sys.stderr):
         session = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", "wakeful"),
-            name=f"{config.name}-{_identity(config, run)}",
+            name=f"{config.name}-{_run_identifier(config, run)}",
             resume="allow",
             config=config_to_table(config),
             embed=False,
@@ -113,21 +127,22 @@ def _log_to_trackio(
 
 
 _PACKAGES: Mapping[str, tuple[str, Callable[..., Callable[..., None]]]] = {
-    "tensorboard": ("torch.utils.tensorboard", _to_tensorboard),
+    "tensorboard": ("torch.utils.tensorboard", _log_to_tensorboard),
     "wandb": ("wandb", _log_to_wandb),
     "trackio": ("trackio", _log_to_trackio),
 }
-"""By the name of the package: the module, and what begins to write to it."""
+"""By the name of the package: its module, and the function that starts a session and returns the
+function that logs to it."""
 
 
-def _identity(config: Config, run: Run) -> str:
-    """Return what tells a run from all others, and stays when it is resumed."""
-    born = f"{run.header.created} {config.name} {config.train.seed}"
-    return hashlib.sha256(born.encode()).hexdigest()[:16]
+def _run_identifier(config: Config, run: Run) -> str:
+    """Return 16 hexadecimal digits that identify a run and stay the same when it is resumed."""
+    origin = f"{run.header.created} {config.name} {config.train.seed}"
+    return hashlib.sha256(origin.encode()).hexdigest()[:16]
 
 
 def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return a row's figures to draw, each named after the row's kind."""
+    """Return a row's figures to draw, by names such as "validation/loss"."""
     return {
         f"{row['kind']}/{name}": value
         for name, value in row.items()

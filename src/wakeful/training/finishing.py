@@ -26,7 +26,7 @@ from wakeful.runs.records import (
     StepRow,
     ValidationLoss,
     data_facts,
-    rows,
+    logged_rows,
 )
 from wakeful.training.setup import Training
 from wakeful.training.validation import validate
@@ -36,10 +36,11 @@ from wakeful.training.watching import logged_diagnosis, whole_windows
 def quantization_damage(
     config: Config, decoder: Decoder, windows: ValidationWindows
 ) -> dict[str, dict[str, float | None]]:
-    """Return each scheme's `perplexity`, its `increase` over full precision, and `divergence`.
+    """Return, for each scheme of `train.quantize`, the quantized model's `perplexity`, its
+    `increase` over full precision, and the `divergence` from it (KL in nats per token).
 
-    Divergence is KL in nats per token. All are on the first whole validation windows, each a
-    sequence of its own; None where a figure overflows.
+    All are on the first whole validation windows, each a sequence of its own; None where a figure
+    overflows. {} without schemes.
     """
     settings = config.train.quantize
     if not settings.schemes:
@@ -76,7 +77,7 @@ def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
     """
     tensors: dict[str, torch.Tensor] = {}
     for number, entry in enumerate(optimizer.state.values()):
-        to_json(entry, str(number), tensors)
+        to_json(entry, str(number), tensors)  # collects the entry's tensors, at any depth
     state = sum(tensor.nbytes for tensor in tensors.values())
     if isinstance(optimizer, OrthoAdam):
         state += optimizer.rotation_bytes()
@@ -101,11 +102,11 @@ def finish_run(training: Training) -> None:
     frame, row = validate(training, steps)
     if not training.world.first:
         return
-    used = training_bytes(training.decoder, training.optimizer)
+    bytes_used = training_bytes(training.decoder, training.optimizer)
     decoder = _whole_model(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.write_frame("metrics.parquet", run.logged())
-    trained = rows(run, StepRow)
+    trained = logged_rows(run, StepRow)
     summary = RunSummary(
         steps=steps,
         tokens=trained[-1].tokens,
@@ -123,7 +124,7 @@ def finish_run(training: Training) -> None:
         ),
         diagnosis=logged_diagnosis(run, steps),
         quantization=quantization_damage(config, decoder, training.windows),
-        bytes=used,
+        bytes=bytes_used,
         samples=tuple(_sample_texts(training, decoder)),
         data=data_facts(training.data),
     )
@@ -150,12 +151,16 @@ def _default_prompts(training: Training) -> list[str]:
     tokens, tokenizer = training.data.validation, training.data.tokenizer
     starts = tokens.spread_starts(_PROMPTS, min(training.config.train.length, tokens.num_tokens))
     texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT)]
+    # All up to the last space: what follows may be half a word. A text without spaces stays whole.
     matches = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
     return [text if match is None else match[1] for text, match in zip(texts, matches, strict=True)]
 
 
 def _sample_texts(training: Training, decoder: Decoder) -> Iterator[Sample]:
-    """Yield a continuation of each prompt by the trained model."""
+    """Yield a continuation of each prompt by the trained model.
+
+    It is empty for a prompt that is longer than the context or shorter than the relaxed prefix.
+    """
     config, data = training.config, training.data
     settings, bos = config.sample, data.window_bos(config.data)
     opening = [] if bos is None else [bos]

@@ -34,7 +34,7 @@ from wakeful.runs.distributed import (
     set_signal_handler,
     started_as,
 )
-from wakeful.runs.records import check_rows, check_same_data, data_facts
+from wakeful.runs.records import check_same_data, check_step_rows, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
 from wakeful.terminal.display import Display, format_duration
@@ -45,7 +45,7 @@ from wakeful.training.objective import loss_name
 from wakeful.training.parallel import choose_own_device
 from wakeful.training.setup import Training, admit_parts, check_parts, resolve_config
 from wakeful.training.size import operations_of
-from wakeful.training.validation import best_loss, validate
+from wakeful.training.validation import optimal_loss, validate
 from wakeful.training.watching import record_diagnosis
 from wakeful.variants import external_module_files
 
@@ -136,12 +136,12 @@ def _train_in_world(
     if resume:
         check_same_data(Run.open(path), data)
     elif world.first:
-        _create(training, path, initial)
+        _create_run(training, path, initial)
     world.gather("the run is there")
     training.lay_out()
 
     run = training.run = Run.open(path) if world.first else SharedRun.open(path)
-    with run.lock(), _kept_on_loss(training), _stop_signals(world) as training.stopped:
+    with run.lock(), _explain_lost_process(training), _stop_signals(world) as training.stopped:
         world.gather("locked")
         with run.under_way():
             forget_peak(device)
@@ -153,8 +153,8 @@ def _train_in_world(
             if resume and checkpoint.steps(run.checkpoints):
                 progress = _resume_checkpoint(training)
             first = progress.step
-            run.keep_metrics(first or -1, end=config.train.steps)
-            check_rows(run, done=first == config.train.steps)
+            run.drop_metrics_after(first or -1, end=config.train.steps)
+            check_step_rows(run, done=first == config.train.steps)
             with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
                 if first == 0 and run.header.initial is not None:
                     validate(training, 0)
@@ -169,17 +169,20 @@ def _train_in_world(
 
 
 def _new_config(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
-    """Return a new run's configuration with every field resolved; warn where it changes."""
+    """Return a new run's configuration with every field resolved.
+
+    Notes on `show` tell of the data's warning, unused embedding rows and a shortened warmup.
+    """
     data.check_config(config.data)
     if data.warning:
         show.note(data.warning)
     warmup = config.optimizer.warmup_steps
     config = resolve_config(config, data, initial and initial.decoder.config)
-    more = config.model.vocab_size - data.vocab_size
-    if more and initial is None:
+    num_unused = config.model.vocab_size - data.vocab_size
+    if num_unused and initial is None:
         show.note(
-            f"model.vocab_size = {config.model.vocab_size:,} is {more:,} more than the tokenizer "
-            "has: their rows are never read"
+            f"model.vocab_size = {config.model.vocab_size:,} is {num_unused:,} more than the "
+            "tokenizer has: their rows are never read"
         )
     if config.optimizer.warmup_steps < warmup:
         show.note(
@@ -190,7 +193,9 @@ def _new_config(config: Config, data: Data, initial: Initial | None, show: Displ
 
 
 def _read_from(folder: str, read: Callable[[], T]) -> T:
-    """Return `read()`, called in the folder that a run began in or, if that fails, in this one."""
+    """Return `read()`, called in `folder`, where a run began, since its configuration has paths
+    relative to that; if there is no such folder or reading fails, called in the current one.
+    """
     if folder and os.path.isdir(folder) and not os.path.samefile(folder, os.getcwd()):
         with contextlib.suppress(WakefulError), contextlib.chdir(folder):
             return read()
@@ -198,7 +203,12 @@ def _read_from(folder: str, read: Callable[[], T]) -> T:
 
 
 def _resumed_config(run: Run, steps: int) -> Config:
-    """Return a run's configuration, checked against its newest checkpoint; `steps` lengthen it."""
+    """Return a run's configuration, checked against its newest checkpoint, with `train.steps`
+    raised to `steps` unless that is 0.
+
+    Raises:
+        WakefulError: the checkpoint is of another model, or `steps` would shorten the run.
+    """
     config = run.config
     if checkpoint.steps(run.checkpoints):
         checkpoint.check_description(checkpoint.newest_checkpoint(run.checkpoints), config.model)
@@ -212,8 +222,8 @@ def _resumed_config(run: Run, steps: int) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
 
 
-def _create(training: Training, path: str | Path, initial: Initial | None) -> None:
-    """Make the run directory, with a checkpoint of the initial weights if given."""
+def _create_run(training: Training, path: str | Path, initial: Initial | None) -> None:
+    """Write a new run directory, with a checkpoint of the initial weights if they were given."""
     config, data = training.config, training.data
     origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
     origin |= {"modules": external_module_files(to_table(config)), "folder": os.getcwd()}
@@ -221,7 +231,7 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", environment(training.device, training.world.size))
         new.write_json("data.json", data_facts(data))
-        _as_trained(config, data).save(new.path)
+        _tokenizer_as_trained(config, data).save(new.path)
         if initial is not None:
             checkpoint.save_checkpoint(
                 new.checkpoints, training.decoder, training.optimizer, checkpoint.RunProgress(),
@@ -229,8 +239,8 @@ def _create(training: Training, path: str | Path, initial: Initial | None) -> No
             )  # fmt: skip
 
 
-def _as_trained(config: Config, data: Data) -> Tokenizer:
-    """Return the tokenizer with the use of BOS that training had."""
+def _tokenizer_as_trained(config: Config, data: Data) -> Tokenizer:
+    """Return the data's tokenizer, which adds BOS if training had one before every window."""
     tokenizer = data.tokenizer
     if data.window_bos(config.data) is not None:
         return tokenizer.with_bos()
@@ -274,11 +284,11 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
         )
         set_rate(optimizer, lr)
         batch = next(batches)
-        loss = training.gradients(batch)
+        loss = training.accumulate_gradients(batch)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
         step_count = step + 1
         tokens = world.size * batch.shape[0] * (batch.shape[1] - 1)
-        pending.add(step_count, lr, tokens, loss, norm, best_loss(training, batch))
+        pending.add(step_count, lr, tokens, loss, norm, optimal_loss(training, batch))
 
         last = step_count == settings.steps
         evaluates = _is_due(step_count, settings.eval_every) and not last
@@ -301,18 +311,18 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
                     row.step, settings.steps, row.loss, row.tokens_per_second, row.mfu
                 )
         if fault is not None:
-            raise _not_finite(training, fault)
+            raise _divergence_error(training, fault)
 
         with evaluation_weights(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
             if evaluates:
                 validate(training, step_count)
             if diagnoses:
                 record_diagnosis(training, step_count)
-        stop = _stop_asked(training) if reads else ""
+        stop = _received_signal(training) if reads else ""
         if saves or stop:
             bad = not all(local(parameter).isfinite().all() for parameter in parameters)
             if world.sum(torch.tensor(int(bad))):
-                raise _not_finite(training, Fault(step_count, "a weight is not finite"))
+                raise _divergence_error(training, Fault(step_count, "a weight is not finite"))
             saved_progress = checkpoint.RunProgress(step_count, pending.tokens, pending.seconds)
             checkpoint.save_checkpoint(
                 run.checkpoints, decoder, optimizer, saved_progress, keep=settings.keep_checkpoints,
@@ -326,8 +336,11 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
 
 
 def _check_stopped(training: Training) -> None:
+    """Raise `Interrupted` if a signal came after the last step: too late for this run, it stops the
+    tool that began the run, which may have more to do. Every process calls it.
+    """
     training.world.meet()  # the first process has work of its own at the end, maybe for long
-    if stop := _stop_asked(training):  # too late for this run: stop whoever began it
+    if stop := _received_signal(training):
         raise Interrupted(
             f"stopped by {stop} after the last step, and the run is done",
             f"read it with: wakeful report {shlex.quote(str(training.run.path))}",
@@ -335,10 +348,13 @@ def _check_stopped(training: Training) -> None:
 
 
 def _optimizer_step(optimizer: torch.optim.Optimizer, pending: PendingSteps) -> Fault | None:
-    """Take the optimizer's step; if it fails because a figure is not finite, return the fault."""
+    """Take the optimizer's step and drop the gradients.
+
+    Return the fault if the step fails because a loss or gradient norm is not finite, else None.
+    """
     try:
         optimizer.step()
-    except RuntimeError:
+    except RuntimeError:  # e.g. a decomposition of a matrix that is not finite
         fault = pending.read()
         if fault is None:
             raise
@@ -355,10 +371,10 @@ def _is_due(step: int, every: int) -> bool:
 def fastest_tokens(
     config: Config, decoder: Decoder, device: torch.device, world: World
 ) -> float | None:
-    """Return the tokens a second that the GPUs' peaks would allow: MFU is the share of it reached.
+    """Return the tokens per second that the GPUs' peaks would allow, the denominator of MFU.
 
     It is of the model's own arithmetic (`operations_of`) in bfloat16: a teacher's, an optimizer's
-    and recomputed activations are not counted. None where it cannot be told: on other devices, in
+    and recomputed activations are not counted. None where it is unknown: on other devices, in
     float32, and where some weights are not trained.
     """
     if device.type != "cuda" or config.train.dtype != "bfloat16":
@@ -372,10 +388,8 @@ def fastest_tokens(
 def _announce_run(training: Training, first: int) -> None:
     """Show the number of steps, the model's size and a rough duration."""
     config, device = training.config, training.device
-    remaining, tokens_per_step = (
-        config.train.steps - first,
-        config.train.batch_size * config.train.length,
-    )
+    remaining = config.train.steps - first
+    tokens_per_step = config.train.batch_size * config.train.length
     size = training.decoder.num_parameters()["total"]
     # A forward and a backward pass take about six operations a parameter and token.
     operations = 6 * size * tokens_per_step * remaining / training.world.size
@@ -391,8 +405,10 @@ def _announce_run(training: Training, first: int) -> None:
     )
 
 
-def _not_finite(training: Training, fault: Fault) -> Diverged:
-    """Return the error for a step with a loss, norm or weight that is not finite."""
+def _divergence_error(training: Training, fault: Fault) -> Diverged:
+    """Return the error for a step with a loss, norm or weight that is not finite, with the places
+    of its batch in the text. Every process calls it.
+    """
     own_starts = [int(start) for start in training.batches.starts(fault.step - 1)[:4]]
     starts = [start for part in training.world.gather(own_starts) for start in part][:4]
     return Diverged(
@@ -408,14 +424,18 @@ def _checkpoint_text(run: Run) -> str:
 
 
 def resume_command(verb: str, folder: Path) -> str:
-    """Return the command that continues the run of a verb, begun as this process was."""
+    """Return the command that continues a run of the tool `verb`, started as this process was: with
+    torchrun if there are several processes.
+    """
     starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
     return f"{starter} {verb} --resume {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
-def _kept_on_loss(training: Training) -> Iterator[None]:
-    """Say which checkpoint is left and how to go on where another process of the run is gone."""
+def _explain_lost_process(training: Training) -> Iterator[None]:
+    """Turn errors that mean that another process is gone into a `WakefulError` that says which
+    checkpoint is left and how to continue.
+    """
     try:
         yield
     except Exception as error:
@@ -426,19 +446,24 @@ def _kept_on_loss(training: Training) -> Iterator[None]:
         raise WakefulError(lost_message(remedy)) from error
 
 
-def _stop_asked(training: Training) -> str:
-    """Return the name of a signal that any process was sent, or ""."""
-    mine = torch.tensor([training.stopped.count(number) for number in _SIGNALS])
-    counts = training.world.sum(mine)
+def _received_signal(training: Training) -> str:
+    """Return the name of a stop signal that any process has received, or "".
+
+    Every process calls it.
+    """
+    own_counts = torch.tensor([training.stopped.count(number) for number in _SIGNALS])
+    counts = training.world.sum(own_counts)
     named = zip(_SIGNALS, counts.tolist(), strict=True)
     return next((number.name for number, count in named if count), "")
 
 
 @contextlib.contextmanager
 def _stop_signals(world: World) -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT, so that a step under way ends and is saved; twice is at once.
+    """Collect SIGTERM and SIGINT in the list that is yielded, so that the current step ends and is
+    saved; a second signal interrupts at once.
 
-    Not so under torchrun, which passes on what the terminal has sent already.
+    Of several processes it does not: torchrun passes on a Ctrl-C that the terminal has sent them
+    too, so that each receives it twice.
     """
     received: list[int] = []
 
@@ -451,7 +476,8 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
     try:
         yield received
     except BaseException:
-        if world.size > 1:  # torchrun's SIGTERM to those left must not cut off what they say
+        if world.size > 1:
+            # When one process ends, torchrun sends the others SIGTERM: let them end their message.
             previous = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
         raise
     finally:

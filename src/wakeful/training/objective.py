@@ -36,8 +36,8 @@ def make_loss(
 
     `teacher` is the configured one if it is loaded already; otherwise it is read, and must have the
     tokens of `tokenizer`, the text's. Where attention must not cross documents, `end_of_text`
-    separates them. Several processes share the teacher's weights (`train.parallel`), and compile
-    block by block instead.
+    separates them. Of several processes each has a share of the teacher's weights, unless
+    `train.parallel` is "ddp", and the loss is not compiled: `distribute` compiles each block.
     """
     distill = config.train.distill
     loss: Callable[..., Tensor] = decoder.loss
@@ -64,18 +64,21 @@ def make_loss(
 
 
 def loss_name(distill: DistillConfig) -> str:
-    """Return a short name of a step's loss: "loss" without a teacher."""
+    """Return a short name of a step's loss: "loss" without a teacher, otherwise its parts, such as
+    "text + divergence to the teacher".
+    """
     if not distill.teacher:
         return "loss"
-    parts = ["text"] * bool(distill.alpha) + ["divergence"] * (distill.alpha < 1)
-    return f"{' + '.join(parts)} to the teacher" if distill.alpha < 1 else " + ".join(parts)
+    if distill.alpha == 0:
+        return "divergence to the teacher"
+    return "text + divergence to the teacher" if distill.alpha < 1 else "text"
 
 
 def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
     """Raise `WakefulError` unless a teacher reads a text's tokens as the text's tokenizer does.
 
-    It may have more that were added to the tokenizer. One without a tokenizer must have an
-    embedding of as many tokens.
+    The teacher may have more added tokens. If it has no tokenizer, its embedding must have as many
+    tokens as the text's tokenizer.
     """
     size, remedy = teacher.decoder().config.vocab_size, "distill between models of one tokenizer"
     try:
@@ -87,24 +90,23 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
             f"the teacher {teacher.name} has no tokenizer to compare, and an embedding of {size} "
             f"tokens where the text's tokenizer has {tokenizer.vocab_size}: {remedy}"
         ) from None
-    vocabulary, plain = (
-        teacher_tokenizer.get_vocab(),
-        teacher_tokenizer.get_vocab(with_added_tokens=False),
-    )
-    added = (
-        tokenizer.inner.get_vocab().items()
-        - tokenizer.inner.get_vocab(with_added_tokens=False).items()
-    )
-    same = tokenizer.inner.get_vocab(with_added_tokens=False) == plain
-    if not same or any(vocabulary.get(token) != number for token, number in added):
+    teacher_ids = teacher_tokenizer.get_vocab()
+    teacher_plain_ids = teacher_tokenizer.get_vocab(with_added_tokens=False)
+    plain_ids = tokenizer.inner.get_vocab(with_added_tokens=False)
+    added_ids = tokenizer.inner.get_vocab().items() - plain_ids.items()
+    if plain_ids != teacher_plain_ids or any(
+        teacher_ids.get(token) != token_id for token, token_id in added_ids
+    ):
         raise WakefulError(
-            f"the teacher {teacher.name} has another tokenizer, of {len(vocabulary)} tokens, than "
+            f"the teacher {teacher.name} has another tokenizer, of {len(teacher_ids)} tokens, than "
             f"the text, of {tokenizer.vocab_size}: {remedy}"
         )
 
 
 def _within_documents(loss: Callable[..., Tensor], end_of_text: int) -> Loss:
-    def within(tokens: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss with attention masked to documents, which `end_of_text` separates."""
+
+    def masked_loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return loss(tokens, targets, documents=number_documents(tokens, end_of_text))
 
-    return within
+    return masked_loss

@@ -73,6 +73,7 @@ class DataParallel(Parallel):
             )
 
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Return `function(*inputs)`; with gradients, DDP averages them in the backward pass."""
         if torch.is_grad_enabled():
             return self._entry(function, *inputs)
         return function(*inputs)
@@ -103,22 +104,27 @@ class FullyShard(Parallel):
         mixed: bool,
         machines: int,
     ) -> None:
-        """Shard parameters, gradients and moments by FSDP2, within each machine."""
+        """Shard parameters, gradients and moments by FSDP2 over all processes, or, with several
+        `machines`, over those of each machine. With `mixed`, blocks compute in bfloat16.
+        """
         super().__init__(decoder, world)
-        # What a block leaves for later ones is a view of its projection; they read it in place and
-        # never write to it, which is what the warning is about.
+        # What a block leaves for later ones is a view of its projection. The warning is about
+        # writing to such a view in place, and later blocks only read it.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shape = {"shares": world.size // machines}
         if machines > 1:
             shape = {"machines": machines, **shape}
         mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        plain = policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        full_precision = MixedPrecisionPolicy(cast_forward_inputs=False)
+        block_policy = full_precision
         if mixed:
-            policy = replace(plain, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            block_policy = replace(
+                full_precision, param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            )
         for block in decoder.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=block_policy)
         self._entry = ForwardEntry(decoder)
-        fully_shard(self._entry, mesh=mesh, mp_policy=plain)
+        fully_shard(self._entry, mesh=mesh, mp_policy=full_precision)  # all but the blocks
 
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         return self._entry(function, *inputs)
@@ -136,8 +142,12 @@ class FullyShard(Parallel):
 
 
 def choose_own_device(name: str, world: World, *, field: str = "train.device") -> torch.device:
-    """Return the device called `name`, as `choose_device` does; of several processes each has the
-    GPU of its number on its machine.
+    """Return the device called `name`, as `choose_device` does; for "cuda" each of several
+    processes gets the GPU of its own number on its machine.
+
+    Raises:
+        WakefulError: several processes are given one GPU, or there are too few; the message calls
+            the option `field`.
     """
     device = choose_device(name, field=field)
     if world.size == 1 or device.type != "cuda":
@@ -157,16 +167,20 @@ def choose_own_device(name: str, world: World, *, field: str = "train.device") -
     return device
 
 
-def shard_model(teacher: Decoder, world: World, device: torch.device) -> Decoder:
-    """Shard a model for inference: a block's weights are gathered while it runs."""
+def shard_model(decoder: Decoder, world: World, device: torch.device) -> Decoder:
+    """Shard a model in place for inference, and return it: a block's weights are gathered while it
+    runs.
+    """
     mesh = init_device_mesh(device.type, (world.size,))
-    for part in (*teacher.blocks, teacher):
+    for part in (*decoder.blocks, decoder):
         fully_shard(part, mesh=mesh, reshard_after_forward=True)
-    return teacher
+    return decoder
 
 
 def distribute(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
-    """Distribute a decoder over the processes of a run by `train.parallel`, on `device`."""
+    """Distribute a decoder over the processes of a run by `train.parallel`, on `device`; return
+    what its calls go through. With `train.compile` its blocks are compiled.
+    """
     if world.size == 1:
         return Parallel(decoder, world)
     if config.train.compile:

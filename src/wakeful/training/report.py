@@ -45,51 +45,52 @@ _MANY = 12
 
 
 def comparison_verdicts(comparison: ComparedRuns) -> list[str]:
-    """Return sentences about sinks that training followed and about losses.
+    """Return the verdict: sentences about sinks, if training logged them, and about final losses.
 
-    One for each variant but the baseline, or of many variants one for each outcome.
+    Each variant but the baseline has a sentence about its loss; of more than `_MANY` variants those
+    with the same outcome share one.
     """
     if len(comparison.variants) > _MANY:
-        losses = _outcomes(comparison)
+        losses = _describe_outcomes(comparison)
     else:
         losses = [_describe_verdict(comparison, variant) for variant in comparison.variants[1:]]
-    return [*_sink_sentence(tables.sink_growth(comparison)), *losses]
+    return [*_sink_sentences(tables.sink_growth(comparison)), *losses]
 
 
-def _outcomes(comparison: ComparedRuns) -> list[str]:
+def _describe_outcomes(comparison: ComparedRuns) -> list[str]:
     """Return sentences that list the variants below the baseline, above it, and not resolved."""
-    sentences: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
+    variants_by_side: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
     for variant in comparison.variants[1:]:
         difference, interval, side = _compare_loss(comparison, variant)
         figure = f" ({interval})" if side else ""
         if not math.isnan(difference):
-            sentences[side].append((difference, variant + figure))
+            variants_by_side[side].append((difference, variant + figure))
     base = comparison.baseline
     begin = {
         "lower": f"A lower loss than {base}, in nats: ",
         "higher": f"A higher loss than {base}: ",
         "": f"No interval separates their loss from that of {base}: ",
     }
-    return [f"{begin[side]}{', '.join(name for _, name in sorted(names))}."
-            for side, names in sentences.items() if names]  # fmt: skip
+    return [f"{begin[side]}{', '.join(name for _, name in sorted(variants))}."
+            for side, variants in variants_by_side.items() if variants]  # fmt: skip
 
 
 def _compare_loss(comparison: ComparedRuns, variant: str) -> tuple[float, str, str]:
-    """Return a variant's difference to the baseline, its text with the 95% interval, and its side.
-
-    The side is "lower" or "higher" where the interval excludes zero, otherwise "".
+    """Return a variant's final loss minus the baseline's, that as text with the 95% interval, and
+    its side: "lower" or "higher" where the interval excludes zero, otherwise "".
     """
     difference, error = tables.paired_difference(comparison, variant)
     count = tables.pairs_counted(comparison, variant)
-    sure = abs(difference) > interval_half_width(error, count)
-    side = ("lower" if difference < 0 else "higher") if sure else ""
+    side = ""
+    if abs(difference) > interval_half_width(error, count):
+        side = "lower" if difference < 0 else "higher"
     return difference, format_interval(difference, error, count, "+"), side
 
 
-def _sink_sentence(growth: Sequence[tables.Growth]) -> list[str]:
-    """Return a sentence on variants whose attention on BOS grows or shrinks.
+def _sink_sentences(growth: Sequence[tables.Growth]) -> list[str]:
+    """Return one paragraph on the variants whose attention on BOS grows or shrinks in training.
 
-    None ([]) if no interval resolves a change, as with one seed.
+    It is left out ([]) if no interval resolves a change, as with one seed.
     """
     phrases = {
         "grows": "A sink grows in",
@@ -117,22 +118,26 @@ def _sink_sentence(growth: Sequence[tables.Growth]) -> list[str]:
 def _describe_verdict(comparison: ComparedRuns, variant: str) -> str:
     """Return a sentence that compares a variant's final loss with the baseline's."""
     baseline = comparison.baseline
-    difference, interval, sure = _compare_loss(comparison, variant)
-    side = "below" if difference < 0 else "above"
+    difference, interval, side = _compare_loss(comparison, variant)
+    below_or_above = "below" if difference < 0 else "above"
     if math.isnan(difference):
         return f"{variant} shares no seed with {baseline}."
     if tables.pairs_counted(comparison, variant) < 2:
         return (
-            f"{variant} ends {abs(difference):.4f} nats {side} {baseline}, with nothing to judge "
-            "the error by."
+            f"{variant} ends {abs(difference):.4f} nats {below_or_above} {baseline}, with nothing "
+            "to judge the error by."
         )
-    if not sure:
+    if not side:
         return f"{variant} and {baseline} cannot be distinguished: {interval} nats."
-    return f"{variant} ends {interval.lstrip('+−')} nats {side} {baseline}."
+    # "below" and "above" stand for the difference's sign.
+    return f"{variant} ends {interval.lstrip('+−')} nats {below_or_above} {baseline}."
 
 
 def comparison_headline(comparison: ComparedRuns) -> str:
-    """Return a sentence with the numbers of variants that end lower or higher than the baseline."""
+    """Return a sentence with the numbers of variants that end lower or higher than the baseline.
+
+    Of one variant it says which; without any, the baseline's loss.
+    """
     base, variants = comparison.baseline, comparison.variants[1:]
     if not variants:
         loss = tables.summary_table(comparison).row(0, named=True)
@@ -169,18 +174,18 @@ def caveat(comparison: ComparedRuns) -> str:
     compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
     if not compared:
         return f"No variant has a seed that {comparison.baseline} has: there are no differences."
-    single = [v for v in compared if comparison.paired_over(v) == "windows"]
+    one_seed = [v for v in compared if comparison.paired_over(v) == "windows"]
     if any(len(comparison.pairs(v)) == 2 for v in compared):
         rule += (
             f" Of two seeds it reaches {student_quantile(1):.1f} standard errors to either side, "
             f"of three {student_quantile(2):.1f}: train a third seed before you conclude anything."
         )
-    if not single:
+    if not one_seed:
         return f"Differences are paired over seeds. {rule}"
     subject = "Differences are"
-    if len(single) < len(compared):
-        pronoun, verb = ("Those", "are") if len(single) > 1 else ("That", "is")
-        subject = f"Differences are paired over seeds. {pronoun} of {listed(single)} {verb}"
+    if len(one_seed) < len(compared):
+        pronoun, verb = ("Those", "are") if len(one_seed) > 1 else ("That", "is")
+        subject = f"Differences are paired over seeds. {pronoun} of {listed(one_seed)} {verb}"
     return (
         f"{subject} paired over the validation windows of one seed: they say how sure the "
         f"measurement is, not how much another seed would differ. {rule}"
@@ -244,13 +249,15 @@ def _domain_section(comparison: ComparedRuns) -> Iterator[Section]:
     ])  # fmt: skip
 
 
-def _at_reference_speed(comparison: ComparedRuns) -> list[str]:
-    """Return a sentence for each normalizer that runs without a kernel of its own."""
+def _speed_notes(comparison: ComparedRuns) -> list[str]:
+    """Return the normalizers' notes on why they are slow, such as having no kernel of their own,
+    each after the variants that it is about.
+    """
     variants_by_note: dict[str, list[str]] = {}
     for variant in comparison.variants:
         try:
             note = build("normalizers", comparison.of(variant)[0].config.model.normalizer).note
-        except WakefulError:  # of a module that is not imported here
+        except WakefulError:  # a user's own normalizer, whose module a report does not import
             continue
         if note:
             variants_by_note.setdefault(note, []).append(variant)
@@ -258,22 +265,24 @@ def _at_reference_speed(comparison: ComparedRuns) -> list[str]:
 
 
 def _which_curves(comparison: ComparedRuns) -> str:
-    """Return a sentence on which variants have curves; "" where all have."""
-    total, num_others = len(comparison.with_curves), len(charts.with_curves(comparison)) - 1
-    if num_others + 1 == total:
+    """Return a sentence on which variants' curves are drawn; "" where all are."""
+    total, num_drawn = len(comparison.with_curves), len(charts.drawn_variants(comparison))
+    if num_drawn == total:
         return ""
-    which = f"and the {'one' if num_others == 1 else num_others} of the lowest loss are drawn."
-    if num_others == 0:
+    if num_drawn == 1:
         which = "alone is drawn: none of the others has finished a seed that it has."
+    else:
+        others = "one" if num_drawn == 2 else num_drawn - 1
+        which = f"and the {others} of the lowest loss are drawn."
     return f"Of {total} variants, {comparison.baseline} {which}"
 
 
 def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
-    """Return the report of a comparison."""
+    """Return the report of a comparison, with the parts that its layouts add."""
     additions = [layout_of(name).parts(comparison) for name in comparison.layouts]
-    under_way = not {*charts.with_curves(comparison)} <= {*comparison.variants}
+    unfinished_drawn = {*charts.drawn_variants(comparison)} - {*comparison.variants}
     caveats = [*notes(comparison), *(note for addition in additions for note in addition.notes)]
-    if under_way and caveats:
+    if unfinished_drawn and caveats:
         caveats[-1] += (
             " A variant with no finished run is drawn in the training curves as far as it has come."
         )
@@ -297,7 +306,9 @@ def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
 
 
 def _loss_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
-    """Yield a chart of training loss minus the baseline's by step."""
+    """Yield the section with the chart of training loss minus the baseline's by step, if there is
+    anything to draw.
+    """
     chart = Chart(f"Training loss minus that of {comparison.baseline}",
                   partial(charts.relative_loss_chart, comparison))  # fmt: skip
     if chart.drawing is None:
@@ -342,10 +353,10 @@ def _final_section(comparison: ComparedRuns) -> Section:
             format_interval(row["loss"], row["loss_error"], row["errors_of"]),
             difference,
             format_perplexity(row["loss"], row["loss_error"], row["errors_of"]),
-            Cell(f"{row['parameters']:,}", _times(row["parameters_ratio"])),
-            Cell(f"{row['cache_bytes']:,}", _times(row["cache_ratio"])),
+            Cell(f"{row['parameters']:,}", _format_ratio(row["parameters_ratio"])),
+            Cell(f"{row['cache_bytes']:,}", _format_ratio(row["cache_ratio"])),
             Cell(rough(statistics.median(speeds)),
-                 "" if faster is None else f"×{_to_spread(faster, ratios)}", spread),
+                 "" if faster is None else f"×{_round_to_spread(faster, ratios)}", spread),
             f"{row['seconds']:.0f}",
         ])  # fmt: skip
     loss, cache = "validation loss", "KV cache, B/token"
@@ -364,17 +375,22 @@ def _final_section(comparison: ComparedRuns) -> Section:
     ], brief=True)  # fmt: skip
 
 
-def _times(ratio: float | None) -> str:
+def _format_ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"×{ratio:.3f}"
 
 
-def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
-    """Return a ratio with the digits that its spread allows; two without a spread."""
+def _round_to_spread(ratio: float, ratios: Sequence[float]) -> str:
+    """Return a ratio with as many digits as the standard error of `ratios`, one a seed, allows;
+    with two digits where there is no error.
+    """
     error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
     return round_to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
 
 
 def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
+    """Yield the section on figures of heads over steps, if training logged them: each variant's
+    attention on BOS before and after, and a chart for each figure.
+    """
     curves = charts.metric_charts(comparison)
     if not curves:
         return
@@ -404,28 +420,29 @@ def _detail_section(comparison: ComparedRuns) -> Section:
     folds: list[Part] = []
     which = [Text(text) for text in [_which_curves(comparison)] if text]
     if costs := charts.cost_charts(comparison):
-        slow = [Text(line, "note") for line in _at_reference_speed(comparison)]
+        speed_notes = [Text(line, "note") for line in _speed_notes(comparison)]
         if len(tables.machines(comparison)) > 1:
-            slow.insert(0, Text("The runs were trained on machines that differ (see below): their "
-                                "speeds do not compare."))  # fmt: skip
+            speed_notes.insert(0, Text("The runs were trained on machines that differ (see below): "
+                                       "their speeds do not compare."))  # fmt: skip
         title = f"What it costs, as ratios to {comparison.baseline}"
-        folds.append(Fold(title, [*slow, SideBySide(costs)]))
+        folds.append(Fold(title, [*speed_notes, SideBySide(costs)]))
     training = Chart("Training loss", partial(charts.training_loss_chart, comparison))
     folds.append(Fold("Training loss of each variant", [*which, training]))
     continuations: list[Part] = []
-    firsts = {name: comparison.of(name)[0].summary.samples for name in comparison.variants}
+    # Those of each variant's first seed.
+    samples_by_variant = {v: comparison.of(v)[0].summary.samples for v in comparison.variants}
     for number, prompt in enumerate(comparison.runs[0].summary.samples):
         continuations.append(Text(f"after “{prompt.prompt}”", "heading"))
         continuations.append(SideBySide([
             Group([Text(name, "note"), Text(samples[number].prompt + samples[number].text, "code")])
-            for name, samples in firsts.items() if number < len(samples)
+            for name, samples in samples_by_variant.items() if number < len(samples)
         ]))  # fmt: skip
     folds.append(Fold("Continuations by each variant", continuations))
     return Section("Details", folds)
 
 
 def _run_method(comparison: ComparedRuns, extra_entries: Mapping[str, str]) -> Section:
-    """Return how the runs were trained and measured; `more` adds entries."""
+    """Return how the runs were trained and measured; `extra_entries` are the layouts'."""
     first, places = comparison.of(comparison.baseline)[0], tables.machines(comparison)
     data, config, validation = first.data, first.config, first.summary.validation
     train, optimizer, sample = config.train, config.optimizer, config.sample
@@ -480,7 +497,10 @@ def _run_method(comparison: ComparedRuns, extra_entries: Mapping[str, str]) -> S
 
 
 def _configurations(comparison: ComparedRuns) -> Iterator[Part]:
-    """Yield the differences between the configurations, and each configuration."""
+    """Yield a table of the fields in which the configurations differ, and each configuration.
+
+    The table has a row per field, or per variant where there are too many for columns.
+    """
     many, variants = len(comparison.variants) > _MANY, comparison.variants
     differing = tables.differing_fields(comparison)
     if differing:

@@ -54,12 +54,12 @@ def train_variants(
     names = list(variants)
     facts = {"name": comparison.path.name, "baseline": names[0], "variants": names,
              "seeds": list(seeds), "layouts": list(layouts)}  # fmt: skip
-    existing = None
+    reference = None
     if resume:
-        existing = _merge_existing(comparison, facts)
+        reference = _merge_existing(comparison, facts)
     else:
         comparison.refuse_existing("compare")
-    variants = _resolve_variants(variants, display, existing)
+    variants = _resolve_variants(variants, display, reference)
     if not resume:
         comparison.make("compare", facts)
     rows = [
@@ -103,7 +103,11 @@ def _merge_existing(
 ) -> tuple[str, Mapping[str, object]] | None:
     """Put a comparison's existing variants, seeds and layouts before the new ones in `facts`.
 
-    Return the name of one of its runs and the values that all must share with it, if it has one.
+    Return the variant of one of its runs and that run's values of `IN_COMMON`, which all others
+    must share; None if no run has begun.
+
+    Raises:
+        WakefulError: the folder holds no comparison, or one without any of the new variants.
     """
     stored = Run.open(comparison.path)
     stored.check_kind("compare", "is not a comparison")
@@ -120,7 +124,7 @@ def _merge_existing(
         for folder in sorted((comparison.path / name).glob("seed-*")):
             if (folder / "data.json").is_file() and (folder / "config.toml").is_file():
                 run = Run.open(folder)
-                return name, _paired(run.config, run.read(DataFacts, "data.json"))
+                return name, _values_in_common(run.config, run.read(DataFacts, "data.json"))
     return None
 
 
@@ -165,9 +169,13 @@ class _Row:
         Reports treat all seeds of a variant as one configuration.
         """
         refuse_link(self.folder)
-        odd = config_differences(Run.open(self.folder).config, self.config) if self.exists else {}
-        if odd:
-            differences = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items())
+        if not self.exists:
+            return
+        changed_fields = config_differences(Run.open(self.folder).config, self.config)
+        if changed_fields:
+            differences = ", ".join(
+                f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed_fields.items()
+            )
             raise WakefulError(
                 f"{self.folder} was begun with another configuration than its variant has now: "
                 f"{differences}; restore it, give the variant another name, or choose another "
@@ -178,15 +186,15 @@ class _Row:
 def _resolve_variants(
     variants: Mapping[str, Config],
     display: DisplayFactory,
-    first: tuple[str, Mapping[str, object]] | None,
+    reference: tuple[str, Mapping[str, object]] | None,
 ) -> dict[str, Config]:
     """Return the variants' resolved configurations.
 
-    They must share text, tokenizer and length, with the `first` run too if there is one, or their
-    losses could not be paired.
+    Their values of `IN_COMMON` must be those of `reference`, the name and values of an existing
+    run, or else those of the first variant: otherwise losses could not be paired.
 
     Raises:
-        WakefulError: they do not, or a run would raise it before its first step.
+        WakefulError: they are not, or a run could not start.
     """
     resolved: dict[str, Config] = {}
     for name, config in variants.items():
@@ -195,18 +203,19 @@ def _resolve_variants(
                 resolved[name], data = check_run(config, show.stage)
             except WakefulError as error:
                 raise WakefulError(f"{name}: {error}") from error
-        facts = _paired(config, data_facts(data))
-        first = first or (name, facts)
-        for key, cure in IN_COMMON.items():
-            if facts[key] != first[1][key]:
+        values = _values_in_common(config, data_facts(data))
+        reference = reference or (name, values)
+        reference_name, reference_values = reference
+        for key, remedy in IN_COMMON.items():
+            if values[key] != reference_values[key]:
                 raise WakefulError(
-                    f"{name} and {first[0]} cannot be compared: their {key} differs; {cure}"
+                    f"{name} and {reference_name} cannot be compared: their {key} differs; {remedy}"
                 )
     return resolved
 
 
-def _paired(config: Config, data: DataFacts) -> dict[str, object]:
-    """Return a run's values of the fields in `IN_COMMON`."""
-    prefix = max(1, config.model.relaxed_prefix)  # one token sees itself either way
-    own = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
-    return {**to_table(data), **own}
+def _values_in_common(config: Config, data: DataFacts) -> dict[str, object]:
+    """Return a run's values of the fields in `IN_COMMON`, among others of its data."""
+    prefix = max(1, config.model.relaxed_prefix)  # one token sees itself alone, as without a prefix
+    of_config = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
+    return {**to_table(data), **of_config}

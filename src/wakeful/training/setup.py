@@ -42,6 +42,9 @@ def admit_parts(config: Config) -> None:
 
 
 def _check_schemes(config: Config, *, imports: bool = False) -> None:
+    """Raise `WakefulError` for a scheme of `train.quantize` that does not exist or needs
+    calibration; with `imports`, users' modules that schemes name are imported.
+    """
     for expression in config.train.quantize.schemes:
         if parse_scheme(expression, imports=imports).calibrated:
             raise WakefulError(
@@ -67,30 +70,37 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
-    """Return a run's resolved configuration and its data; raise what its start would raise."""
+    """Return a run's resolved configuration and its data, checked as its start would check them.
+
+    Raises:
+        WakefulError: the run could not start.
+    """
     admit_parts(config)
     device = choose_device(config.train.device, field="train.device")
-    check_parts(config)
+    check_parts(config)  # before the text is read, which may take long
     data = load_data(config.data, progress, imports=True)
     data.check_config(config.data)
     config = resolve_config(config, data)
-    check_parts(config)
+    check_parts(config)  # again, with the text's vocabulary
     data.batches(config)
     data.windows(config)
     if config.train.distill.teacher:
         with torch.device("meta"):
-            blank = Decoder(config.model)
+            student = Decoder(config.model)
         end = data.train.end_of_text
-        make_loss(config, blank, device, end_of_text=end, tokenizer=data.tokenizer)
+        make_loss(config, student, device, end_of_text=end, tokenizer=data.tokenizer)
     return config, data
 
 
 def resolve_config(config: Config, data: Data, model: ModelConfig | None = None) -> Config:
     """Return the configuration with every field resolved.
 
-    The vocabulary's size is the data's unless the configuration's is larger, and so are the
-    settings that prepared data was made with; a warmup ends with the run at the latest. An initial
-    `model` keeps its vocabulary, which must have all of the data's ids.
+    The vocabulary's size becomes the data's unless the configuration's is larger; the settings that
+    prepared data was made with replace those of `config.data`; a warmup longer than the run is
+    shortened to it. With `model`, the configuration of a model to start from, that is taken whole.
+
+    Raises:
+        WakefulError: that model's vocabulary lacks ids of the data's.
     """
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
@@ -128,12 +138,14 @@ class Training:
         initial: Decoder | None = None,
         teacher: Decoder | None = None,
     ) -> None:
-        """Make the parts, the model unsharded; for `initial` see `make_decoder`, for `teacher`
-        `make_loss`.
+        """Make the parts, with the whole model on this process; `lay_out` distributes it.
+
+        For `initial` see `make_decoder`, for `teacher` `make_loss`.
         """
         self.config, self.data, self.device, self.world = config, data, device, world
         self.batches = data.batches(config, rank=world.rank, world_size=world.size)
         self.windows = data.windows(config)
+        # Of several processes each gets only its share of the model onto its GPU.
         model_device = device if world.size == 1 else torch.device("cpu")
         self.decoder = make_decoder(config, model_device, initial)
         self.parallel = Parallel(self.decoder)
@@ -163,10 +175,9 @@ class Training:
         """
         return self.mixed if self.parallel.is_sharded else NO_AUTOCAST
 
-    def gradients(self, batch: torch.Tensor) -> torch.Tensor:
-        """Accumulate the gradients of this process's part of a batch, in micro-batches.
-
-        Return the loss, the mean over all processes.
+    def accumulate_gradients(self, batch: torch.Tensor) -> torch.Tensor:
+        """Add up the gradients of this process's part of a batch (B, L + 1), in micro-batches;
+        return the loss, detached, the mean over all processes.
         """
         parts = batch.to(self.device, non_blocking=True).split(
             self.config.train.micro_batch_size or len(batch)
@@ -186,7 +197,9 @@ class Training:
 
 
 def make_decoder(config: Config, device: torch.device, initial: Decoder | None = None) -> Decoder:
-    """Return the decoder on its device: `initial`, trained in place, or one at random."""
+    """Return the decoder on its device: `initial` itself, which is trained in place, or one with
+    random weights. All of its weights are trained, in float32, or float64 if `train.dtype` is.
+    """
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
     with _memory_errors():
         if initial is None:

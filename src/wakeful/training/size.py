@@ -1,5 +1,6 @@
 """The size of a configuration: parameters, operations per token, memory."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,19 +31,22 @@ class Size:
 
 
 def run_size(config: Config) -> Size:
-    """Return a configuration's size, without making its weights."""
+    """Return the parameters, operations per token and estimated memory of a configuration's
+    training, without making its weights.
+    """
     model, train, data = config.model, config.train, config.data
     task = task_of(data.source)
     if task is not None:
-        model = model.with_vocabulary(len(task.characters) + 1)
+        model = model.with_vocabulary(len(task.characters) + 1)  # and BOS
     elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
         model = model.with_vocabulary(data.vocab_size)
     parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
-    short = 2 if train.dtype == "bfloat16" else 4
-    # Activations for the backward pass: about 17 numbers per channel of a block, the logits twice.
-    layers = model.num_layers * model.width * 17 * short
-    activations = sequences * train.length * (layers + 8 * model.vocab_size)
+    bytes_per_number = 2 if train.dtype == "bfloat16" else 4
+    # Activations for the backward pass: about 17 numbers per channel of a block, and the logits
+    # twice in float32.
+    blocks = model.num_layers * model.width * 17 * bytes_per_number
+    activations = sequences * train.length * (blocks + 2 * 4 * model.vocab_size)
     memory = BYTES_A_PARAMETER * parameters + activations
     return Size(parameters, operations_of(model, train.length), memory)
 
@@ -73,27 +77,31 @@ def operations_of(model: ModelConfig, length: int) -> float:
     optimizer computes is not counted. It is the arithmetic of docs/distributed.md.
     """
     shape = model.shape
-    keys = 0.0
+    keys_per_query = 0.0  # the mean over queries, summed over layers
     for layer in range(model.num_layers):
         local = model.window if layer in model.local_layers else 0
         window = min(local or length, length)
-        keys += window * (1 - window / (2 * length))
-    return 6.0 * _count_parameters(model)[1] + 12.0 * keys * shape.num_heads * shape.head_width
+        keys_per_query += window * (1 - window / (2 * length))
+    attention = 12.0 * keys_per_query * shape.num_heads * shape.head_width
+    return 6.0 * _count_parameters(model)[1] + attention
 
 
 class _Sketch(Decoder):
     """A decoder for counting parameters: layers whose blocks have the same parts share one."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.made: dict[object, Block] = {}
+        self.blocks_by_parts: dict[object, Block] = {}
         super().__init__(config)
 
     def _block(self, layer: int) -> Block:
+        """Return a layer's block, or the block of an earlier layer with the same projections of its
+        own and the same placement of norms.
+        """
         owned = tuple(self.plan.owns(kind, layer) for kind in ("query", "key", "value"))
         parts = (owned, self.placement.at(layer, self.config.num_layers))
-        if parts not in self.made:
-            self.made[parts] = super()._block(layer)
-        return self.made[parts]
+        if parts not in self.blocks_by_parts:
+            self.blocks_by_parts[parts] = super()._block(layer)
+        return self.blocks_by_parts[parts]
 
 
 @cache
@@ -104,16 +112,15 @@ def _count_parameters(model: ModelConfig) -> tuple[int, int]:
     """
     with torch.device("meta"):
         sketch = _Sketch(model)
-    total = embedded = 0
+    total = looked_up = 0
     for parameter in sketch.parameters():
         role = role_of(parameter)
         total += parameter.numel()
-        embedded += parameter.numel() if role is not None and role.embedding else 0
-    counts = {
-        block: sum(weight.numel() for weight in block.parameters()) for block in set(sketch.blocks)
-    }
+        if role is not None and role.embedding:
+            looked_up += parameter.numel()
     # Equal layers share one block of the sketch, whose weights parameters() yields once.
-    total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
-    if model.tied:  # the head's product is by the embedding's table
-        embedded -= sketch.embed.weight.numel()
-    return total, total - embedded
+    for block, num_layers in Counter(sketch.blocks).items():
+        total += (num_layers - 1) * sum(weight.numel() for weight in block.parameters())
+    if model.tied:  # the head multiplies by the embedding's table
+        looked_up -= sketch.embed.weight.numel()
+    return total, total - looked_up

@@ -32,12 +32,12 @@ _MOST_POINTS = 500
 def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
     """Return one row per variant: losses, paired differences, size, cache and speed.
 
-    Losses and differences, in nats per token, are over the seeds shared with the baseline (`seeds`,
-    listed in `seeds_used`). With several seeds the loss is their mean and errors are over seeds;
-    with one, errors are over validation windows (`paired_over`). `_error` is the standard error,
-    `_low` and `_high` are the ends of the 95% confidence interval (Student's t). Perplexity and its
-    interval are e to those of the loss. `_ratio` is the ratio to the baseline, null where the
-    baseline's figure is zero.
+    Losses and differences, in nats per token, are over the seeds shared with the baseline: `seeds`
+    is their number, `seeds_used` lists them. With several seeds the loss is their mean and errors
+    are over seeds; with one, errors are over validation windows (`paired_over`); `errors_of` is the
+    number of seeds or windows. `_error` is the standard error, `_low` and `_high` are the ends of
+    the 95% confidence interval (Student's t). Perplexity and its interval are e to those of the
+    loss. `_ratio` is the ratio to the baseline, null where the baseline's figure is zero.
     """
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
@@ -106,6 +106,7 @@ def pairs_counted(comparison: ComparedRuns, variant: str) -> int:
 
 
 def _ratio(column: str) -> pl.Expr:
+    """Return a column over its first row, the baseline's; null where that is zero."""
     first = pl.col(column).first()
     return pl.when(first > 0).then(pl.col(column) / first)
 
@@ -143,7 +144,11 @@ def training_rows(run: TrainedRun) -> pl.DataFrame:
 
 
 def _relative_curve(pairs: Pairs, window: int) -> pl.DataFrame:
-    """Return the smoothed loss minus the baseline's by step, with its interval."""
+    """Return the smoothed loss minus the baseline's, the mean over the pairs of runs: `step`,
+    `difference`, and its 95% interval `low` to `high`, null with one pair.
+
+    Only steps that all pairs have, at most `_MOST_POINTS` of them.
+    """
     curves: list[pl.DataFrame] = []
     for run, base in pairs:
         base_losses = training_rows(base).select("step", base="loss")
@@ -159,13 +164,16 @@ def _relative_curve(pairs: Pairs, window: int) -> pl.DataFrame:
         .sort("step")
     )
     curve = _with_errors(_subsampled(gathered), "difference")
-    far = pl.when(len(pairs) > 1).then(pl.col("error") * student_quantile(len(pairs) - 1))
+    several = len(pairs) > 1
+    half_width = pl.when(several).then(pl.col("error") * student_quantile(len(pairs) - 1))
     mean = pl.col("difference")
-    return curve.select("step", mean, low=mean - far, high=mean + far)
+    return curve.select("step", mean, low=mean - half_width, high=mean + half_width)
 
 
 def _with_errors(frame: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return a frame with a column's lists replaced by their means, and the errors as `error`."""
+    """Return a frame with a column's lists replaced by their means, and the standard errors of
+    these in a new column `error`.
+    """
     estimates = [mean_and_error(values) for values in frame[column].to_list()]
     schema = {column: pl.Float64, "error": pl.Float64}
     return frame.with_columns(pl.DataFrame(estimates, schema=schema, orient="row"))
@@ -178,16 +186,17 @@ def _smooth(losses: pl.Series, window: int) -> np.ndarray:
 
 
 def _subsampled(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return at most `_MOST_POINTS` points of a curve, with the last."""
+    """Return at most `_MOST_POINTS` rows of a curve at equal distances, the last row included."""
     every = max(1, -(-len(frame) // _MOST_POINTS))
-    return frame[(len(frame) - 1) % every :: every]
+    start = (len(frame) - 1) % every  # so that the last row is taken
+    return frame[start::every]
 
 
 def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
-    """Return the figures that runs followed: one row per `figure`, `variant` and `step`.
+    """Return the figures that runs logged over steps: one row per `figure`, `variant` and `step`.
 
-    `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
-    Only steps that all of a variant's seeds have reached.
+    `value` is the mean over the seeds, `error` its standard error (NaN for one seed) and `seeds`
+    their number. Only steps that all of a variant's seeds have reached.
     """
     keys = ("figure", "variant", "step")
     parts = [
@@ -216,10 +225,12 @@ class Growth:
 
 
 def sink_growth(comparison: ComparedRuns) -> list[Growth]:
-    """Return the change of each variant's attention on BOS in training, where it was followed."""
+    """Return the change of each variant's attention on BOS in training, where it was logged more
+    than once.
+    """
     growth: list[Growth] = []
     for variant in comparison.variants:
-        ends: list[tuple[float, float]] = []
+        ends: list[tuple[float, float]] = []  # of each seed, at its first and last diagnosis
         for run in comparison.of(variant):
             mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
             if len(mass) > 1:

@@ -30,8 +30,8 @@ def window_losses(
 ) -> pl.DataFrame:
     """Return one row per validation window: `window`, `loss` (mean nats per token), `tokens`.
 
-    Of a task also `optimal`, the loss of the task's own distribution on the same targets; of a
-    mixture `domain`.
+    A task has the column `optimal` too, the loss of the task's own distribution on the same
+    targets; a mixture has `domain`.
 
     Covers the whole set in order; each token but the first is predicted once, from the tokens
     before it in its window: those of its own document unless `cross_documents`. Where the first
@@ -48,7 +48,7 @@ def window_losses(
     optimal_sums, has_optimal = torch.zeros_like(losses), False
     end_of_text = windows.token_file.end_of_text
 
-    def one_by_one(inputs: Tensor, targets: Tensor) -> Tensor:
+    def loss_of_each_token(inputs: Tensor, targets: Tensor) -> Tensor:
         documents = None if cross_documents else number_documents(inputs, end_of_text)
         return decoder.loss(inputs, targets, reduction="none", documents=documents)
 
@@ -59,11 +59,13 @@ def window_losses(
             progress(begin, len(windows))
             inputs, targets = windows.batch(number if has_batch else 0)
             with autocast:
-                token_losses = parallel.call(one_by_one, inputs.to(device), targets.to(device))
+                token_losses = parallel.call(
+                    loss_of_each_token, inputs.to(device), targets.to(device)
+                )
             if not has_batch:
                 continue
             rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
-            prefix = max(0, decoder.config.relaxed_prefix - 1)
+            prefix = max(0, decoder.config.relaxed_prefix - 1)  # targets that are seen as inputs
             tokens[rows] = (targets[:, prefix:] != IGNORED).sum(1)
             losses[rows] = token_losses.double().sum(1).cpu() / tokens[rows]
             optimal_losses = task_losses(windows.token_file, inputs, targets)
@@ -85,12 +87,13 @@ def window_losses(
 
 
 def task_losses(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Return a task's own loss in nats at each target, (rows, L); None for text.
+    """Return the loss of a task's own distribution at each target, (B, L), in nats; None for text.
 
-    Targets of -100 count nothing.
+    `inputs` and `targets` are (B, L); at a target of −100, which is not counted, the loss is 0.
     """
-    rows = torch.cat([inputs[:, :1], targets.clamp(min=0)], 1)
-    losses = token_file.optimal_losses(rows.numpy())
+    # A target is the input after it, so that these are whole sequences of L + 1 tokens.
+    sequences = torch.cat([inputs[:, :1], targets.clamp(min=0)], 1)
+    losses = token_file.optimal_losses(sequences.numpy())
     return None if losses is None else torch.from_numpy(losses).where(targets != IGNORED, 0.0)
 
 
@@ -100,7 +103,12 @@ def mean_loss(windows: pl.DataFrame) -> Estimate:
 
 
 def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow]:
-    """Evaluate on the full validation set and record the result."""
+    """Evaluate on the full validation set after a step and record the result; return the losses of
+    the windows and the recorded row.
+
+    Raises:
+        Diverged: the loss is not finite.
+    """
     frame = window_losses(
         training.parallel,
         training.windows,
@@ -113,9 +121,9 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow
             f"the validation loss is {loss} after step {step}; lower optimizer.lr, or look at the "
             "validation text"
         )
-    best, excess, excess_error = None, None, None
+    optimal, excess, excess_error = None, None, None
     if "optimal" in frame.columns:
-        best, _ = weighted_mean(frame["optimal"], frame["tokens"])
+        optimal, _ = weighted_mean(frame["optimal"], frame["tokens"])
         excess, excess_error = weighted_mean(frame["loss"] - frame["optimal"], frame["tokens"])
     domains = None
     if "domain" in frame.columns:
@@ -127,7 +135,7 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow
         standard_error=finite_or_none(error),
         num_windows=len(frame),
         num_tokens=int(frame["tokens"].sum()),
-        optimal_loss=best,
+        optimal_loss=optimal,
         excess_loss=excess,
         excess_standard_error=finite_or_none(excess_error),
         domains=domains,
@@ -136,16 +144,17 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow
     return frame, row
 
 
-def best_loss(training: Training, batch: Tensor) -> float | None:
-    """Return the loss of a task's own distribution on a step's tokens.
+def optimal_loss(training: Training, batch: Tensor) -> float | None:
+    """Return the mean loss of a task's own distribution on the batches of all processes.
 
-    None for text, where it is unknown, and for a loss that is not the cross-entropy.
+    None for text, where it is unknown, and with a teacher, whose loss is not the cross-entropy.
     """
     config, world = training.config, training.world
     if config.train.distill.teacher:
         return None
-    best = task_losses(training.batches.token_file, batch[:, :-1], batch[:, 1:])
-    if best is None:
+    losses = task_losses(training.batches.token_file, batch[:, :-1], batch[:, 1:])
+    if losses is None:
         return None
-    mean = best[:, max(0, config.model.relaxed_prefix - 1) :].mean()
+    # Without the targets that a relaxed prefix sees.
+    mean = losses[:, max(0, config.model.relaxed_prefix - 1) :].mean()
     return (world.sum(mean) / world.size).item()

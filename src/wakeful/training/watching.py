@@ -79,10 +79,10 @@ def diagnose_windows(
     autocast: contextlib.AbstractContextManager[object] = NO_AUTOCAST,
 ) -> Frame:
     """Run the probes of `DIAGNOSED_METRICS` and those in `more` over the first `num_sequences`
-    whole windows of the validation set; return their rows, for each layer and head.
+    whole windows of the validation set; return their rows, for each layer and head, by layer.
 
-    `ranks` adds ranks, which take longer than all other figures. Every process calls it, and
-    watches its share of the layers.
+    Without `ranks`, the singular-value ranks, which take longer than all other figures, are left
+    out. Every process calls it, and watches its share of the layers.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
@@ -93,10 +93,11 @@ def diagnose_windows(
     rank_probes = [Ranks()] if ranks else []
     probes = Sinks(), bos, Entropy(), *rank_probes, Values(curve=1), Outliers(), Smoothing(), *more
     layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
-    size = max(1, _AT_ONCE // sequences.shape[1])
+    batch_size = max(1, _AT_ONCE // sequences.shape[1])
     with evaluating(decoder), autocast, layers as watcher:
-        for start in range(0, len(sequences), size):
-            part = slice(start, start + size)
+        for start in range(0, len(sequences), batch_size):
+            part = slice(start, start + batch_size)
+            # Where a task asks for a copy; text has no such places.
             bos.triggers = None if triggers is None else torch.from_numpy(triggers[part])
             parallel.call(decoder.hidden, sequences[part].to(device))
     parallel.settle()
@@ -108,9 +109,11 @@ def diagnose_windows(
 
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
-    """Return the inputs of the first `number` windows without padding; the first row if none is."""
-    complete = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
-    return list(itertools.islice(complete, number)) or [windows.batch(0)[0][:1]]
+    """Return the inputs of the first `number` windows without padding, or of the first window if
+    all are padded.
+    """
+    unpadded = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
+    return list(itertools.islice(unpadded, number)) or [windows.batch(0)[0][:1]]
 
 
 def window_rows(
@@ -122,7 +125,9 @@ def window_rows(
 
 
 def figures(rows: Frame) -> dict[str, float]:
-    """Return the mean over layers of each figure of `DIAGNOSED_METRICS` that is finite."""
+    """Return the mean over layers of each figure of `DIAGNOSED_METRICS`, by its name there, from
+    the rows of whole layers; means that are missing or not finite are left out.
+    """
     means: dict[str, float] = {}
     for name, (metric, variant, position) in DIAGNOSED_METRICS.items():
         chosen = rows.filter(
@@ -135,13 +140,15 @@ def figures(rows: Frame) -> dict[str, float]:
 
 
 def record_diagnosis(training: Training, step: int) -> None:
-    """Measure the configured figures and record them; before the first step only those of heads."""
+    """Measure the configured figures after a step and record them: those of each head with
+    `train.diagnose.heads`, and, except before the first step (0), the means over layers.
+    """
     settings, run = training.config.train.diagnose, training.run
     probe_rows = diagnose_windows(
         training.parallel, training.windows, settings.num_sequences, autocast=training.probe_context
     )
     if settings.heads:
-        run.append(*_followed(probe_rows, step), log="trajectories.jsonl")
+        run.append(*_trajectory_rows(probe_rows, step), log="trajectories.jsonl")
     if step:
         row = {"kind": "diagnosis", "step": step, **figures(probe_rows)}
         run.append(row)
@@ -149,7 +156,7 @@ def record_diagnosis(training: Training, step: int) -> None:
 
 
 def logged_diagnosis(run: Run, step: int) -> dict[str, float]:
-    """Return the figures of the diagnosis after a step; empty without one."""
+    """Return the figures of the diagnosis after a step, by name, as last logged; {} without one."""
     diagnosis: dict[str, float] = {}
     for row in run.metrics():
         if (row["kind"], row["step"]) == ("diagnosis", step):
@@ -157,7 +164,8 @@ def logged_diagnosis(run: Run, step: int) -> dict[str, float]:
     return diagnosis
 
 
-def _followed(frame: Frame, step: int) -> list[dict[str, Any]]:
-    """Return the rows of trajectories.jsonl."""
-    rows = frame.filter(frame["metric"].is_in(PER_HEAD_METRICS)).select(*list(TRAJECTORIES)[1:])
+def _trajectory_rows(frame: Frame, step: int) -> list[dict[str, Any]]:
+    """Return the rows of trajectories.jsonl: figures of `PER_HEAD_METRICS` after a step."""
+    columns = list(TRAJECTORIES)[1:]  # all but the step
+    rows = frame.filter(frame["metric"].is_in(PER_HEAD_METRICS)).select(columns)
     return [{"kind": "figure", "step": step, **row} for row in rows.iter_rows(named=True)]
