@@ -31,7 +31,13 @@ from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
-from wakeful.inheritance.outcome import arms, compare_arms, curve, footprints, over_seeds
+from wakeful.inheritance.outcome import (
+    compare_arms,
+    compare_over_seeds,
+    footprints,
+    group_by_arm,
+    loss_curve,
+)
 from wakeful.inheritance.plan import budget_warnings, make_recipe
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.rounds import BASELINES, Seed, check_stages
@@ -137,8 +143,8 @@ def test_a_round_restarts_from_the_reference(
     start = load_file(again.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.up.weight"
     assert torch.equal(start[name], reference_model.decoder().get_parameter(name))
-    assert [arm for arm, _ in arms(again)] == ["heir-2", "heir-3"]
-    points = curve(again.rounds[1:])
+    assert [arm for arm, _ in group_by_arm(again)] == ["heir-2", "heir-3"]
+    points = loss_curve(again.rounds[1:])
     assert [point.step for point in points] == [0, 2, 4]
     assert [point.tokens for point in points] == [0, 64, 128]
 
@@ -177,7 +183,7 @@ def test_baselines_take_the_same_steps_and_tokens(
     outcome = carry_out(
         recipe, reference_model.decoder(), loss=IMPOSSIBLE, out=tmp_path, display=quietly
     )
-    actual = dict(arms(outcome))
+    actual = dict(group_by_arm(outcome))
     assert list(actual) == ["heir-2", *names]
     for stages in actual.values():
         assert sum(finished.summary.tokens for finished in stages) == 4 * 2 * 16
@@ -398,8 +404,8 @@ def test_seeds_that_end_at_different_depths_share_no_baseline() -> None:
     second = FinishedStages(
         (_ended("heir-4", 4, 3.1), _ended("heir-6", 6, 2.8)), (_ended("random", 6, 2.9),)
     )
-    (heir,) = over_seeds([first, second], 2.9)
+    (heir,) = compare_over_seeds([first, second], 2.9)
     assert (heir.arm, heir.losses, heir.minus_heir) == ("heir-4", (3.0, 3.1), 0.0)
-    twice, random = over_seeds([first, first], 2.9)
+    twice, random = compare_over_seeds([first, first], 2.9)
     assert (twice.arm, random.arm) == ("heir-4", "random")
     assert random.minus_heir == pytest.approx(0.2)

@@ -20,7 +20,7 @@ from wakeful.inheritance.blocks import inherit_blocks, random_like_heir
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.options import Copy
 from wakeful.inheritance.outcome import Arm, compare_arms, read_inheritance
-from wakeful.inheritance.reading import prepared_text
+from wakeful.inheritance.reading import prepare_text
 from wakeful.inheritance.recipe import Recipe, read_recipe
 from wakeful.inheritance.rounds import Seed
 from wakeful.inheritance.solving import spread_windows
@@ -341,7 +341,7 @@ def _laziest(folder: Path, reference: Model, num_layers: int, display: DisplayFa
     options = Run.open(folder).read(InheritancePlan, "plan.json").wishes
     decoder = reference.decoder()
     with display("lazy") as show:
-        data = prepared_text(options, reference, show)
+        data = prepare_text(options, reference, show)
     tokens = spread_windows(data, options.diagnose_sequences, options.diagnose_length, options.data)
     with evaluating(decoder), torch.inference_mode(), watch(decoder, Ranks()) as watcher:
         for row in tokens:
@@ -369,7 +369,7 @@ def stages(
     start = partial(baseline.start, setting)
     then = baseline.second
     if then is None:
-        yield make(name=name, steps=steps, start=start, lesson=distill)
+        yield make(name=name, steps=steps, start=start, objective=distill)
         return
     half = half_way(steps, recipe.train.eval_every)
     yield make(name=f"{name}-1", steps=half, start=start)

@@ -93,14 +93,16 @@ def target_config(
 def departures(
     reference: Decoder, layers: LayerMap, *, route: str = "", normalizer: str = ""
 ) -> list[str]:
-    """Return the reasons why inherited blocks compute otherwise, before any training.
+    """Return the reasons, in words, why inherited blocks compute otherwise than in the reference
+    before any training; [] if they compute the same.
 
-    Empty where a route or normalizer that is switched on starts where it changes nothing. The
-    smaller number of blocks is not a reason.
+    `route` and `normalizer` are those switched on; many have a starting point that changes nothing.
+    The smaller number of blocks is not a reason.
     """
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
+    reasons: list[str] = []
     with without_matrices():
-        target, reasons = Decoder(config), [""]
+        target = Decoder(config)
     target_at, reference_at = target.placement.at, reference.placement.at
     moves, total = [*enumerate(layers.sources)], reference.config.num_layers
     moved = [t for t, source in moves if target_at(t, len(layers)) != reference_at(source, total)]
@@ -110,7 +112,7 @@ def departures(
             f"target's layers {format_layers(moved)} stand elsewhere than they did"
         )
     if config.route != reference.config.route:
-        reasons.append(target.route.start_plain())
+        reasons.append(target.route.start_plain())  # "" if it can start where it changes nothing
         if reference.config.route != "own":
             reasons.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
@@ -136,9 +138,13 @@ def _assemble(
     copy_ends: bool,
     seed: int,
 ) -> Decoder:
-    """Return a decoder of the donors' blocks.
+    """Return a decoder whose block t has the weights of donor t, and random ones elsewhere.
 
-    With `copy_ends`, embeddings, final norm and head are copied from `base`.
+    With `copy_ends`, embeddings, final norm and head are copied from `base`; otherwise they are
+    random. `seed` is that of the random weights.
+
+    Raises:
+        WakefulError: a donor's `copy` is none of `Copy`.
     """
     if unknown := {donor.copy for donor in donors}.difference(get_args(Copy)):
         raise WakefulError(
@@ -153,14 +159,15 @@ def _assemble(
     _start_variants(target, base, [donor.layer for donor in donors])
     for layer, donor in enumerate(donors):
         _copy_block(target, layer, donor)
-    return fill(target, seed)
+    return fill(target, seed)  # matrices that no donor has filled
 
 
 def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:
-    """Copy the weights of a part into the target's; those on the meta device get memory first.
+    """Copy the weights of a donor's part into the target's part `name`.
 
-    A donor on the meta device, as in a recipe's check, leaves them there; one whose weights stay in
-    their files shares them.
+    The target's weights that are on the meta device get memory first, unless the donor's are there
+    too, as in a recipe's check. Weights that the donor still has in its files (`Paged`) are shared,
+    not copied.
     """
     part, state = target.get_submodule(name), dict(donor_part.state_dict())
     for inner, parameter in list(part.named_parameters()):
@@ -170,14 +177,15 @@ def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:
         elif parameter.is_meta and not donor_weight.is_meta:
             set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
     shared = [inner for inner, weight in part.named_parameters() if isinstance(weight, Paged)]
-    part.load_state_dict(
-        {inner: tensor for inner, tensor in state.items() if inner not in shared}, strict=not shared
-    )
+    to_copy = {inner: tensor for inner, tensor in state.items() if inner not in shared}
+    part.load_state_dict(to_copy, strict=not shared)
 
 
 def _start_variants(target: Decoder, base: Decoder, sources: Sequence[int]) -> None:
-    """Start route, depth mix and normalizers where they change nothing, or as the base's layers
-    `sources` have them.
+    """Start route and depth mix where they change nothing, or, if the base has the same ones, as
+    its layers `sources` have them; start normalizers where they change nothing.
+
+    Some have no such point; `departures` says so.
     """
     target.route.start_plain()
     target.depth.start_plain()
@@ -194,11 +202,14 @@ def _normalizers(part: nn.Module) -> list[Normalizer]:
 
 
 def _copy_block(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy attention and feed-forward network as `donor.copy` says, each with its norms."""
+    """Copy the parts of a block that `donor.copy` names: attention and feed-forward network, each
+    with its norms or, for "without_norms", both without.
+    """
     copy = donor.copy
     for name, part in target.blocks[layer].named_children():
-        half = name.partition("_")[0]
-        if copy not in ("all", "blocks", half) and not (copy == "without_norms" and name == half):
+        half = name.partition("_")[0]  # "mlp" of "mlp" and of the norm "mlp_norm"
+        is_norm = name != half
+        if copy not in ("all", "blocks", half) and (copy != "without_norms" or is_norm):
             continue
         if isinstance(part, Attention):
             _copy_attention(target, layer, donor)
@@ -211,9 +222,8 @@ def _copy_block(target: Decoder, layer: int, donor: Donor) -> None:
 
 
 def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy one layer's attention; a projection borrowed from another layer comes from its owner.
-
-    So do the keys and values of a stored prefix, unchanged.
+    """Copy one layer's attention. A projection that the donor's layer borrows from another layer is
+    copied from that one, and so are the keys and values of a stored prefix.
     """
     path = f"blocks.{layer}.attention"
     attention = target.get_submodule(path)
@@ -235,7 +245,12 @@ def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
 
 
 def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
-    """Rescale queries where attention logits are divided by the layer number, which changed."""
+    """Rescale a layer's queries so that its attention logits stay the same although the model
+    divides them by (layer number + 1), which has changed.
+
+    Raises:
+        WakefulError: other layers use these queries too.
+    """
     if not target.config.scale_logits_by_layer or donor.layer == layer:
         return
     read_kinds = {read.kind for reads in target.plan.reads for read in reads}

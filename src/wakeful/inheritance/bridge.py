@@ -28,6 +28,7 @@ tokens more than it is worth. A first token that was long before the gap keeps i
 itself, and there the constraint would only cost (docs/archive/findings.md).
 """
 
+import itertools
 from contextlib import AbstractContextManager
 
 import torch
@@ -53,16 +54,20 @@ _MIN_COSINE = 3**0.5 / 2
 
 
 def find_gaps(layers: LayerMap, total: int) -> list[Gap]:
-    """Return the gaps between the reference's layers that a map keeps, in order of depth.
+    """Return the gaps between those of the reference's `total` layers that a map keeps, in order of
+    depth.
 
     Layers before the first kept layer are no gap, for no layer there could carry a bridge. A map
     that reorders or repeats layers has no gaps.
     """
     if not layers.ascends:
         return []
-    stops = (*layers.sources[1:], total)
-    runs = enumerate(zip(layers.sources, stops, strict=True))
-    return [Gap(after, source + 1, stop - 1) for after, (source, stop) in runs if stop > source + 1]
+    neighbors = itertools.pairwise((*layers.sources, total))
+    return [
+        Gap(after=layer, first=source + 1, last=next_source - 1)
+        for layer, (source, next_source) in enumerate(neighbors)
+        if next_source > source + 1
+    ]
 
 
 def check_bridge(decoder: Decoder) -> None:
@@ -145,28 +150,35 @@ def bridge(
 def solve_bridge(
     heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig
 ) -> BridgeGap:
-    """Solve for one bridge and fold it into the MLP of the layer before the gap."""
+    """Solve for one bridge, fold it into the MLP of the layer before the gap, and return its
+    errors. Symbols are those of this module's docstring.
+
+    Both streams are at the gap: the heir's at the input of the layer before it, the reference's at
+    the output of the last layer that is left out.
+    """
     block = heir.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
     weight, bias = widened(down.weight), down.bias
     width, hidden = weight.shape
     on_output = options.map == "output"
-    size = width if on_output else hidden
+    size = width if on_output else hidden  # features to solve for, besides the bias
     equations = Equations(size + (bias is not None), width, weight.device)
     old = torch.cat([weight.T, *([] if bias is None else [widened(bias).unsqueeze(0)])])
     scale, shift = _affine(norm)
     total, plain, first = 0.0, 0.0, _Mean()
-    for (read, added, block_output), state, firsts in zip(
+    for (mlp_hidden, added, block_output), state, firsts in zip(
         heir.activations(), reference.states(), heir.firsts, strict=True
     ):
-        f, out, y = widened(read), widened(block_output), widened(state).to(weight.device)
+        # f are the features, h or m; out is the layer's output without a bridge, and y the target.
+        f, out, y = widened(mlp_hidden), widened(block_output), widened(state).to(weight.device)
         rest = out - widened(added) + shift
         if on_output:
             f = f @ weight.T if bias is None else f @ weight.T + widened(bias)
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
         if norm is not None:
-            f = f / _divisor(norm, f[..., :size] if on_output else f @ old.to(f))
+            mlp_output = f[..., :size] if on_output else f @ old.to(f)
+            f = f / _divisor(norm, mlp_output)
         first.add(*(part[firsts] for part in (f, out, y, rest)))
         counted = _counted_tokens(firsts, options)
         f, out, y, rest = (part[counted] for part in (f, out, y, rest))
@@ -186,15 +198,17 @@ def solve_bridge(
 
 
 def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
-    """Return a norm's scales γ and biases β, a number each where it has none of a channel."""
+    """Return a norm's scales γ and biases β: 1 and 0 without a norm, β = 0 without biases."""
     if norm is None:
         return 1.0, 0.0
     bias = dict(norm.named_parameters()).get("bias")
+    # `folded` has the scales that are multiplied with where they are not the weight itself.
     scale = norm.folded().get("weight", norm.get_parameter("weight"))
     return widened(scale), 0.0 if bias is None else widened(bias)
 
 
 def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
+    """Return ρ(v), the number that a norm divides its input v by."""
     centered = v - v.mean(-1, keepdim=True) if norm.centers else v
     return (centered.square().mean(-1, keepdim=True) + norm.spec.eps).sqrt()
 
@@ -202,9 +216,14 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
 def _rescale_norm(
     norm: Norm, heir: TextStream, reference: TextStream, options: BridgeConfig
 ) -> float:
-    """Scale a norm by least squares for the new matrix's outputs; return Σ w ‖x − y‖² then."""
+    """Scale a norm's weight by least squares for the new matrix's outputs, one factor a channel or
+    one for all; return the error Σ w ‖x − y‖² that is left.
+
+    The factor is g = argmin Σ w (g n − z)², with n the norm's output and z = y − r, both without
+    its bias.
+    """
     _, shift = _affine(norm)
-    nn_, nz, zz = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    nn_sum, nz_sum, zz_sum = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     for (_, added, block_output), state, firsts in zip(
         heir.activations(), reference.states(), heir.firsts, strict=True
     ):
@@ -214,19 +233,20 @@ def _rescale_norm(
         )
         z, n = (y - (out - n) - shift).double(), (n - shift).double()
         weights = stream_weights(y, options).double().unsqueeze(1)
-        nn_, nz, zz = (
-            total.to(z.device) + (weights * a * b).sum(0)
-            for total, a, b in ((nn_, n, n), (nz, n, z), (zz, z, z))
-        )
+        nn_sum = nn_sum.to(z.device) + (weights * n * n).sum(0)
+        nz_sum = nz_sum.to(z.device) + (weights * n * z).sum(0)
+        zz_sum = zz_sum.to(z.device) + (weights * z * z).sum(0)
     if not norm.scales_channels:
-        nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
-    by = nz / nn_
-    replace_parameter(norm, "weight", norm.get_parameter("weight").double() * by)
-    return float((zz - 2 * by * nz + by * by * nn_).sum())
+        nn_sum, nz_sum, zz_sum = (
+            channels.sum(0, keepdim=True) for channels in (nn_sum, nz_sum, zz_sum)
+        )
+    factor = nz_sum / nn_sum
+    replace_parameter(norm, "weight", norm.get_parameter("weight").double() * factor)
+    return float((zz_sum - 2 * factor * nz_sum + factor * factor * nn_sum).sum())
 
 
 def _counted_tokens(firsts: Tensor, options: BridgeConfig) -> Tensor:
-    """Return the tokens that the least squares is over: a mask like `firsts`."""
+    """Return a mask of the tokens that are solved on: all, or all but the `firsts`."""
     return torch.ones_like(firsts) if options.first == "in" else ~firsts
 
 
@@ -238,8 +258,11 @@ class _Mean:
         self.count = 0
 
     def add(self, *parts: Float[Tensor, "N _"]) -> None:
+        """Add N tokens' activations, of several kinds, always in the same order."""
         sums = [part.sum(0, dtype=torch.float64) for part in parts]
-        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
+        if self.sums:
+            sums = [old + new for old, new in zip(self.sums, sums, strict=True)]
+        self.sums = sums
         self.count += len(parts[0])
 
     @property
@@ -250,10 +273,10 @@ class _Mean:
 def _solve_equations(
     equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
 ) -> Tensor:
-    """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖².
+    """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖², λ on the first `size` features.
 
-    With `options.first` "apart", S f₁ = z₁ is a constraint if the first token's state would
-    otherwise change its direction.
+    With `options.first` "apart", S f₁ = z₁ is a constraint if the mean first token (`first`) would
+    otherwise change its direction; z₁ is given in the module's docstring.
     """
     factor = equations.factored(options.ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)
@@ -262,6 +285,7 @@ def _solve_equations(
     f, x, y, rest = first.means
     if torch.cosine_similarity(rest + scale * (f @ solution), y, dim=0) < _MIN_COSINE:
         target = (y * (x.norm() / y.norm()).sqrt() - rest) / scale
-        lever = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
-        solution += torch.outer(lever, target - f @ solution) / (f @ lever)
+        # The change that meets the constraint and raises the least squares' sum least.
+        direction = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
+        solution += torch.outer(direction, target - f @ solution) / (f @ direction)
     return solution

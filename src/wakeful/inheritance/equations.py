@@ -23,6 +23,7 @@ class Equations:
         self.zz = 0.0
 
     def add(self, f: Tensor, z: Tensor, weights: Tensor) -> None:
+        """Add N tokens: features f (N, features), targets z (N, width) and weights w (N,)."""
         weighted = (f * weights.unsqueeze(1)).T
         with whole_products():
             self.ff += weighted @ f
@@ -36,10 +37,14 @@ class Equations:
     def factored(self, ridge: float, size: int | None = None) -> Tensor:
         """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of w f².
 
-        λ is added to, and the mean taken over, the first `size` entries of f; a bias follows them.
+        λ is added to, and the mean taken over, the first `size` entries of f; a bias follows them,
+        which has no penalty.
+
+        Raises:
+            WakefulError: the matrix is singular.
         """
         damped = self.ff.clone()
-        diagonal = damped.diagonal()[:size]
+        diagonal = damped.diagonal()[:size]  # a view: what is added to it is added to `damped`
         diagonal += ridge * diagonal.mean()
         factor, failed = torch.linalg.cholesky_ex(damped)
         if failed:

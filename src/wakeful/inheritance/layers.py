@@ -113,18 +113,17 @@ class Angles(Probe):
 def diagnose_layers(
     decoder: Decoder, sequences: Sequence[Sequence[int]], progress: OnProgress = ignore_progress
 ) -> list[list[float]]:
-    """Return the angular distance between the inputs of layers l and k > l, over sequences.
-
-    For k = N it is that to the last layer's output. The sequences have one length.
+    """Return the matrix of angular distances between the inputs of layers l and k, (N + 1, N + 1),
+    means over sequences of one length. Column N is the distance to the last layer's output.
     """
     progress(0, len(sequences))
     angles = Angles()
     device = decoder.head.weight.device
     watched = watch(decoder, angles)
     with evaluating(decoder), torch.inference_mode(), watched:
-        for done, sequence in enumerate(sequences, start=1):
+        for num_done, sequence in enumerate(sequences, start=1):
             decoder.hidden(torch.tensor([list(sequence)], device=device))
-            progress(done, len(sequences))
+            progress(num_done, len(sequences))
     return angles.matrix().tolist()
 
 
@@ -134,16 +133,19 @@ def growth_order(
     """Return all layers in the order in which targets of growing depth take them, by angle.
 
     A target of `num_layers` layers has the first `num_layers` of the list; growth adds the next.
-    `gaps` is the number of runs of neighbors that may be dropped.
+    `angles` is the matrix of `diagnose_layers`, `pinned` the number of first layers that are always
+    kept, `gaps` the number of runs of neighbors that may be dropped.
     """
     total = len(angles) - 1
     if not 0 < num_layers <= total:
         raise WakefulError(f"layers = {num_layers}: must be between 1 and the reference's {total}")
     if not 0 <= pinned <= num_layers:
         raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
-    stop = total if num_layers <= pinned else total - 1  # the last, where one is left for it
-    layers = range(pinned, stop)
-    return _order_by_runs(angles, _least_angle_runs(angles, layers, total - num_layers, gaps))
+    # The last layer is kept, too, unless the pinned ones are all that may be kept.
+    stop = total if num_layers <= pinned else total - 1
+    droppable = range(pinned, stop)
+    runs = _least_angle_runs(angles, droppable, total - num_layers, gaps)
+    return _order_by_runs(angles, runs)
 
 
 def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
@@ -154,49 +156,58 @@ def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
 
 
 def _order_by_runs(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> list[int]:
-    """Return all layers, those of the dropped runs last, in the order in which they grow back."""
-    total = len(angles) - 1
-    left_out = {layer for start, stop in runs for layer in range(start, stop)}
-    order = [layer for layer in range(total) if layer not in left_out]
+    """Return all layers: the kept ones, then those of the dropped runs in the order in which they
+    grow back.
 
-    def gained(start: int, stop: int, rest: range) -> float:
+    A run (start, stop) grows back from its ends: next comes the first or last layer of a run whose
+    return lowers the angle over the run most.
+    """
+    total = len(angles) - 1
+    dropped = {layer for start, stop in runs for layer in range(start, stop)}
+    order = [layer for layer in range(total) if layer not in dropped]
+
+    def angle_change(start: int, stop: int, rest: range) -> float:
         return (angles[rest.start][rest.stop] if rest else 0.0) - angles[start][stop]
 
     while runs:
-        # The end of a run grows back without which the rest of the run turns least.
-        ends = [
+        candidates = [
             (start, stop, rest)
             for start, stop in runs
             for rest in (range(start + 1, stop), range(start, stop - 1))
         ]
-        start, stop, rest = min(ends, key=lambda end: gained(*end))
+        start, stop, rest = min(candidates, key=lambda candidate: angle_change(*candidate))
         order.append(stop - 1 if rest.stop < stop else start)
         runs = [run for run in runs if run != (start, stop)]
-        runs += [(rest.start, rest.stop)] if rest else []
+        if rest:
+            runs.append((rest.start, rest.stop))
     return order
 
 
 def _least_angle_runs(
     angles: Sequence[Sequence[float]], layers: range, dropped: int, gaps: int
 ) -> list[tuple[int, int]]:
-    """Return at most `gaps` runs of `dropped` layers in total with the least sum of angles.
+    """Return at most `gaps` runs (start, stop) of `dropped` of the `layers` in total, with the
+    least sum of angles.
 
     The angle of a run is how far the stream turns over it (Gromov et al. 2024). At least one layer
     stays between two runs. Of equal sums the earlier run is taken.
     """
-    # best[layers dropped, runs]: the least sum of angles and its runs; ended[s]: the same before s.
+    # Dynamic programming over where the last run stops. best[num_dropped, num_runs] is the least
+    # sum of angles so far, with its runs; best_before[s] is what it was when `stop` reached s, of
+    # runs that stop before s, so that a run that starts at s does not touch them.
     best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
-    ended = {}
+    best_before = {}
     for stop in range(layers.start, layers.stop + 1):
-        ended[stop] = dict(best)
+        best_before[stop] = dict(best)
         for start in range(layers.start, stop):
-            for (count, runs), (angle, chosen) in ended[start].items():
-                key, new_angle = (count + stop - start, runs + 1), angle + angles[start][stop]
+            for (num_dropped, num_runs), (angle, runs) in best_before[start].items():
+                key = (num_dropped + stop - start, num_runs + 1)
+                new_angle = angle + angles[start][stop]
                 if key[0] > dropped or key[1] > gaps:
                     continue
                 if key not in best or new_angle < best[key][0]:
-                    best[key] = new_angle, [*chosen, (start, stop)]
-    reached = [best[dropped, runs] for runs in range(gaps + 1) if (dropped, runs) in best]
+                    best[key] = new_angle, [*runs, (start, stop)]
+    reached = [best[dropped, num] for num in range(gaps + 1) if (dropped, num) in best]
     if not reached:
         raise WakefulError(
             f"{dropped} of the layers {format_layers(layers)} cannot be left out in {gaps} runs"

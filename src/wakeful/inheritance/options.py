@@ -55,38 +55,38 @@ _IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_
 
 
 def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of `InheritOptions` from one that may use short names.
+    """Return a table of `InheritOptions` from one that may use short names and a recipe's name.
 
-    A recipe's options are defaults, which the table's own overrule.
+    The recipe's options and those that a short name implies are defaults: the table's own overrule
+    them.
 
     Raises:
-        WakefulError: two names set one field.
+        WakefulError: a short and a long name set one field.
     """
     if isinstance(preset := RECIPES.get(str(table.get("recipe"))), Mapping):
-        # Layers that are named leave nothing to choose or grow by.
-        below = {name: preset[name] for name in preset if name != "choose" or "blocks" not in table}
-        return merge_tables(
-            below, expand_table({k: v for k, v in table.items() if k != "recipe"})
-        ) | {"recipe": table["recipe"]}
-    long = to_table({name: value for name, value in table.items() if name not in SHORT_NAMES})
+        defaults = dict(preset)
+        if "blocks" in table:  # layers that are named leave nothing to choose
+            defaults.pop("choose", None)
+        rest = {name: value for name, value in table.items() if name != "recipe"}
+        return merge_tables(defaults, expand_table(rest)) | {"recipe": table["recipe"]}
+    expanded = to_table({name: value for name, value in table.items() if name not in SHORT_NAMES})
     implied: dict[str, Any] = {}
     for name, target in SHORT_NAMES.items():
         if name not in table:
             continue
-        section, _, field_name = target.partition(".")
-        below = long.get(section, {})
-        if not isinstance(below, Mapping):
-            continue  # it is refused: a section is a table
-        if field_name in below:
+        section_name, _, field_name = target.partition(".")
+        section = expanded.get(section_name, {})
+        if not isinstance(section, Mapping):
+            continue  # the reader of the table refuses it: a section must be a table
+        if field_name in section:
             raise WakefulError(f"{target} and {name} both set {target}: give one")
         value = table[name]
-        long = merge_tables(long, nest_value(target, value))
+        expanded = merge_tables(expanded, nest_value(target, value))
         if name in _IMPLIED and isinstance(value, int | float):
-            field_, divisor = _IMPLIED[name]
-            implied = merge_tables(
-                implied, nest_value(field_, value / divisor if divisor > 1 else value)
-            )
-    return merge_tables(implied, long)
+            implied_field, divisor = _IMPLIED[name]
+            implied_value = value / divisor if divisor > 1 else value  # a whole number stays whole
+            implied = merge_tables(implied, nest_value(implied_field, implied_value))
+    return merge_tables(implied, expanded)
 
 
 @dataclass(frozen=True, kw_only=True)

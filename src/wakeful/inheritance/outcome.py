@@ -190,21 +190,21 @@ class InheritanceSummary:
         return next(arm for arm in self.arms if arm.arm == self.final)
 
 
-def arms(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]]]:
-    """Return the comparison's lines, heirs first, each with its stages in order."""
+def group_by_arm(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]]]:
+    """Return each arm of the comparison with its stages in order, heirs first."""
     stages: dict[str, list[FinishedStage]] = {}
     for finished in (*outcome.rounds, *outcome.baselines):
         stages.setdefault(finished.stage.arm, []).append(finished)
     return list(stages.items())
 
 
-def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
-    """Return an arm's evaluations, counted from the arm's beginning.
+def loss_curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
+    """Return all evaluations of an arm, with steps and tokens counted from the arm's beginning.
 
     Where one stage ends and the next begins there are two points of one step, before and after.
     """
     points: list[Point] = []
-    tokens = 0
+    tokens = 0  # of earlier stages
     for finished in stages:
         tokens_at = {row.step: row.tokens for row in logged_rows(finished.run, StepRow)}
         points += [
@@ -224,23 +224,25 @@ def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
 def compare_arms(
     outcome: FinishedStages, reference: pl.DataFrame, reference_loss: float
 ) -> tuple[Arm, ...]:
-    """Return rounds and baselines with their differences to the last heir and the reference.
+    """Return the figures of each heir and baseline, with differences to the last heir and to the
+    reference.
 
-    `reference` has the reference's loss in every validation window.
+    `reference` has the reference's loss in every validation window; an arm at or under
+    `reference_loss` has reached parity.
     """
     last = outcome.rounds[-1]
-    heirs_curve = curve(dict(arms(outcome))[last.stage.arm])
+    heirs_curve = loss_curve(dict(group_by_arm(outcome))[last.stage.arm])
     lines = []
-    for arm, stages in arms(outcome):
-        final, points = stages[-1], curve(stages)
+    for arm, stages in group_by_arm(outcome):
+        final, points = stages[-1], loss_curve(stages)
         validation = final.summary.validation
-        counted = stages
-        if final in outcome.rounds:  # growth by parity has trained those before it too
-            counted = outcome.rounds[: outcome.rounds.index(final) + 1]
-        windows = _windows(final)
-        to_heir, to_heir_error = (
-            (0.0, None) if final is last else _paired_difference(windows, _windows(last))
-        )
+        all_stages = stages
+        if final in outcome.rounds:  # earlier rounds of growth had to be trained to get here
+            all_stages = outcome.rounds[: outcome.rounds.index(final) + 1]
+        windows = _read_windows(final)
+        to_heir, to_heir_error = 0.0, None
+        if final is not last:
+            to_heir, to_heir_error = _paired_difference(windows, _read_windows(last))
         to_reference, to_reference_error = _paired_difference(windows, reference)
         lines.append(
             Arm(
@@ -253,9 +255,9 @@ def compare_arms(
                 steps=final.stage.offset + final.stage.steps,
                 tokens=sum(finished.summary.tokens for finished in stages),
                 seconds=sum(finished.summary.seconds for finished in stages),
-                all_steps=sum(finished.stage.steps for finished in counted),
-                all_tokens=sum(finished.summary.tokens for finished in counted),
-                all_seconds=sum(finished.summary.seconds for finished in counted),
+                all_steps=sum(finished.stage.steps for finished in all_stages),
+                all_tokens=sum(finished.summary.tokens for finished in all_stages),
+                all_seconds=sum(finished.summary.seconds for finished in all_stages),
                 parameters=final.summary.parameters.total,
                 loss=validation.loss,
                 standard_error=validation.standard_error,
@@ -265,17 +267,19 @@ def compare_arms(
                 minus_reference=to_reference,
                 minus_reference_error=to_reference_error,
                 parity=validation.loss <= reference_loss,
-                behind=_behind(points, heirs_curve) if final is not last else None,
+                behind=_count_behind(points, heirs_curve) if final is not last else None,
                 curve=points,
-                parts=by_part(windows, reference),
+                parts=losses_by_part(windows, reference),
             )
         )
     return tuple(lines)
 
 
-def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tuple[OverSeeds, ...]:
+def compare_over_seeds(
+    outcomes: Sequence[FinishedStages], reference_loss: float
+) -> tuple[OverSeeds, ...]:
     """Return the mean loss over seeds of each arm that all seeds have, with its gaps to the
-    reference and to the heir of the last round that all have.
+    reference and to the heir of the last round that all have; () for one seed.
 
     Seeds that reach parity at different depths make baselines of different depths under one name:
     an arm counts as shared where its depth and its steps are the same in all.
@@ -283,7 +287,7 @@ def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tup
     if len(outcomes) < 2:
         return ()
     losses_by_seed = [
-        {_comparison_key(arm, stages[-1]): stages[-1].loss for arm, stages in arms(outcome)}
+        {_comparison_key(arm, stages[-1]): stages[-1].loss for arm, stages in group_by_arm(outcome)}
         for outcome in outcomes
     ]
     shared = [key for key in losses_by_seed[0] if all(key in losses for losses in losses_by_seed)]
@@ -313,23 +317,29 @@ def _comparison_key(arm: str, final: FinishedStage) -> tuple[str, int, int]:
     return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
 
 
-def _behind(points: Sequence[Point], heir: Sequence[Point]) -> BehindCount:
-    """Return how often an arm is behind the heir, after the first step."""
-    best = {point.step: point.loss for point in heir if point.step > 0}
-    shared = [point for point in points if point.step in best]
-    return BehindCount(len(shared), sum(point.loss > best[point.step] for point in shared))
+def _count_behind(points: Sequence[Point], heir: Sequence[Point]) -> BehindCount:
+    """Count the steps after the start at which both an arm (`points`) and the heir were evaluated,
+    and those among them at which the arm's loss is higher.
+    """
+    heir_losses = {point.step: point.loss for point in heir if point.step > 0}
+    shared = [point for point in points if point.step in heir_losses]
+    return BehindCount(len(shared), sum(point.loss > heir_losses[point.step] for point in shared))
 
 
 def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[float, float | None]:
-    """Return the loss minus the baseline's over the same windows, and its error."""
+    """Return the mean loss minus the baseline's over the same validation windows, and its standard
+    error; None if that is not finite.
+    """
     baseline = baseline.select("window", baseline="loss")
     joined = windows.join(baseline, on="window", maintain_order="left")
     loss, error = mean_paired_difference(joined["loss"], joined["baseline"], joined["tokens"])
     return loss, finite_or_none(error)
 
 
-def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
-    """Return the loss on each part of a mixture; empty for a single text."""
+def losses_by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
+    """Return the loss on each part of a mixture, from a model's and the reference's losses in every
+    validation window; () for a single text.
+    """
     if "domain" not in reference.columns:
         return ()
     lines = []
@@ -345,25 +355,27 @@ def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, .
     return tuple(lines)
 
 
-def _windows(finished: FinishedStage) -> pl.DataFrame:
+def _read_windows(finished: FinishedStage) -> pl.DataFrame:
     return read_windows(finished.run.path / "validation.parquet")
 
 
 def footprints(
     decoders: Mapping[str, Decoder], prompt: Sequence[int], *, num_tokens: int, context: int
 ) -> dict[str, Footprint]:
-    """Return each model's footprint; they generate by turns, so that a busy machine slows all."""
+    """Return each model's footprint: the cache of `context` tokens, and the speed of writing
+    `num_tokens` after a prompt. Models generate by turns, so that a busy machine slows all alike.
+    """
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
-    for decoder in decoders.values():
+    for decoder in decoders.values():  # a first, short generation, which is not timed
         decoder.eval()
         list(generate_tokens(decoder, list(prompt), num_tokens=min(2, num_tokens), temperature=0.0))
     for _ in range(_ROUNDS):
         for name, decoder in decoders.items():
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             text = list(
                 generate_tokens(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0)
             )
-            speeds[name].append(len(text) / (time.perf_counter() - began))
+            speeds[name].append(len(text) / (time.perf_counter() - start_time))
     return {
         name: _measure_footprint(decoder, context, speeds[name])
         for name, decoder in decoders.items()
@@ -371,7 +383,7 @@ def footprints(
 
 
 def _measure_footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footprint:
-    """Return a decoder's parameters, bytes and, from timings, its median speed."""
+    """Return a decoder's parameters and bytes, and the median of its measured `speeds`."""
     context = min(context, decoder.config.context)
     return Footprint(
         parameters=decoder.num_parameters()["total"],

@@ -39,7 +39,9 @@ Angles = list[list[float]]
 
 
 def plan_layers(options: InheritOptions, total: int, angles: Angles | None) -> LayerMap:
-    """Return the first heir's layers; without angles the first layers, as many."""
+    """Return the layers of the first heir of a reference of `total` layers: those that the options
+    name, those that `angles` choose, or without angles the first ones.
+    """
     if options.blocks:
         return named_layers(options.blocks, of=total)
     depth = depth_of(options, total)
@@ -49,14 +51,15 @@ def plan_layers(options: InheritOptions, total: int, angles: Angles | None) -> L
 
 
 def depth_of(options: InheritOptions, total: int) -> int:
-    """Return the number of layers of the first heir, where they are chosen."""
+    """Return the number of layers of the first heir where its layers are not named."""
     return options.layers or max(1, round((options.keep or 0.5) * total))
 
 
 def make_recipe(
     source: str, options: InheritOptions, total: int, data: Data, angles: Angles | None
 ) -> Recipe:
-    """Return the recipe that the options describe for a reference of `total` layers.
+    """Return the recipe that the options describe for a reference of `total` layers called
+    `source`. Without `angles` layers are taken from the first on.
 
     Raises:
         WakefulError: the heir is to grow and has all layers of the reference already.
@@ -70,14 +73,16 @@ def make_recipe(
             f"the heir has all {total} layers of the reference: leave out --grow, or begin with "
             "fewer --layers"
         )
-    rounds = 1 + (math.ceil((total - len(layers)) / options.grow) if options.grow else 0)
+    rounds_to_full_depth = 1
+    if options.grow:
+        rounds_to_full_depth += math.ceil((total - len(layers)) / options.grow)
     train = options.train
     return Recipe(
         reference=absolute_source(source),
         rule=layers.rule,
         layers=layers.sources,
         order=order,
-        rounds=options.rounds or rounds,
+        rounds=options.rounds or rounds_to_full_depth,
         baselines=options.baseline,
         data=DataConfig(
             source=data.prepared_source,
@@ -100,17 +105,20 @@ def _ordered(angles: Angles, options: InheritOptions, num_layers: int) -> list[i
 
 
 def absolute_source(source: str) -> str:
-    """Return a path, a glob or a mixture with absolute paths; a name as it is."""
+    """Return a source of text or a model's name with absolute paths: those of files that exist, of
+    a glob that matches any, and of a mixture's parts. Other names stay as they are.
+    """
     domains = mixture_of(source)
     if domains is not None:
         parts = [(part.name, absolute_source(part.source), part.weight) for part in domains]
         return f"{MIXTURE}(parts={parts!r})"
-    there = source and (Path(source).exists() or glob.glob(source, recursive=True))
-    return str(Path(source).resolve()) if there else source
+    exists = source and (Path(source).exists() or glob.glob(source, recursive=True))
+    return str(Path(source).resolve()) if exists else source
 
 
 def budget_warnings(recipe: Recipe, reference: pl.DataFrame) -> list[str]:
-    """Return why a budget cannot resolve heirs from noise, and which could; empty where it can.
+    """Return warnings that the validation text or the steps are too few to tell heirs apart, each
+    with how many would suffice; [] where they suffice.
 
     `reference` has the reference's loss in every validation window. Its standard error over n
     windows is an upper estimate of the differences' errors, and falls with √n.
@@ -126,7 +134,7 @@ def budget_warnings(recipe: Recipe, reference: pl.DataFrame) -> list[str]:
             f"windows would ({_LONGER})"
         )
     elif error > _RESOLUTION:
-        times = (error / _RESOLUTION) ** 2
+        times = (error / _RESOLUTION) ** 2  # as much text, for an error of _RESOLUTION
         reasons.append(
             f"{prefix} {windows} windows, over which the reference's own loss is known to ± "
             f"{error:.2f} nats: smaller differences between heirs may be noise; "

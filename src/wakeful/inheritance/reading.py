@@ -21,8 +21,14 @@ from wakeful.terminal.display import Display
 from wakeful.training import autocast, window_losses
 
 
-def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
-    """Return the text as the reference's tokens, with a validation set that it does not contain."""
+def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Data:
+    """Return the text in the reference's tokens, with validation text that does not occur in the
+    training text.
+
+    Raises:
+        WakefulError: no text is left to validate on, or the text was prepared with another
+            tokenizer or without a search for such overlaps.
+    """
     source = options.data.source
     try:
         data = load_data(options.data, show.stage, tokenizer=reference.wakeful_tokenizer)
@@ -56,7 +62,9 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
 
 
 def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> None:
-    """Raise `WakefulError` for text that another tokenizer than the reference's prepared."""
+    """Raise `WakefulError` if the tokenizer that a text was prepared with is not the reference's,
+    or lacks its BOS or its chat template.
+    """
     expected = reference.wakeful_tokenizer
     if not tokenizer.same_tokens(expected):
         raise WakefulError(
@@ -81,10 +89,15 @@ def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> Non
         )
 
 
-def diagnosed_layers(
+def measure_angles(
     options: InheritOptions, reference: Model, data: Data, show: Display
 ) -> Angles | None:
-    """Measure the reference's layers if the choice depends on them; None otherwise."""
+    """Return the angles between the reference's layers on the training text; None if the choice of
+    layers does not depend on them.
+
+    Raises:
+        WakefulError: `diagnose_length` is past the context, or the text is too short.
+    """
     if options.blocks or options.choose == "first":
         return None
     length, count = options.diagnose_length, options.diagnose_sequences
@@ -106,16 +119,16 @@ def diagnosed_layers(
     )  # fmt: skip
 
 
-def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl.DataFrame:
-    """Return the reference's loss in every validation window."""
+def evaluate_model(config: Config, model: Model, data: Data, show: Display) -> pl.DataFrame:
+    """Return a model's loss in every validation window; its weights are on the CPU afterwards."""
     train = config.train
     windows = data.windows(config)
-    show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
+    show.note(f"evaluating {model.name} on {windows.num_predicted:,} tokens")
     device = choose_device(train.device)
-    decoder = reference.decoder().to(device)
+    decoder = model.decoder().to(device)
     frame = window_losses(
         decoder, windows, autocast(train, device), cross_documents=config.data.cross_documents,
-        progress=partial(show.count, f"evaluating {reference.name}: batches"),
+        progress=partial(show.count, f"evaluating {model.name}: batches"),
     )  # fmt: skip
     decoder.to("cpu")
     return frame

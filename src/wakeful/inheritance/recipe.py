@@ -85,7 +85,9 @@ class Recipe:
             )
 
     def of_seeds(self) -> "list[tuple[str, Recipe]]":
-        """Return folder and recipe of each seed; the first seed's folder is the inheritance's."""
+        """Return (subfolder, recipe) of each seed; the first seed's subfolder is "", so that its
+        runs lie in the inheritance's folder itself.
+        """
         first, *rest = self.seeds or (self.train.seed,)
         named = [("", first), *((f"seed-{seed}", seed) for seed in rest)]
         return [
@@ -95,7 +97,7 @@ class Recipe:
 
     @property
     def healing(self) -> DistillConfig:
-        """The heirs' loss."""
+        """The heirs' loss: distillation from the reference, or cross-entropy on the text."""
         heal = self.heal
         if heal.by != "reference":
             return FROM_TEXT
@@ -117,18 +119,21 @@ class Recipe:
         name: str,
         decoder: Decoder,
         steps: int,
-        lesson: DistillConfig = FROM_TEXT,
+        objective: DistillConfig = FROM_TEXT,
         *,
         offset: int = 0,
     ) -> Config:
-        """Return the configuration of `steps` steps of a model, after `offset` of its batches."""
+        """Return the configuration of a run that trains a model for `steps` steps with the loss
+        `objective`, on the batches that follow the first `offset`.
+        """
+        # Without optimizer.warmup_steps the warmup is a share of the steps.
         warmup = min(self.optimizer.warmup_steps, steps) or round(self.warmup * steps)
         return Config(
             name=name,
             model=decoder.config,
             data=dataclasses.replace(self.data, first_batch=offset),
             optimizer=dataclasses.replace(self.optimizer, warmup_steps=warmup),
-            train=dataclasses.replace(self.train, steps=steps, distill=lesson),
+            train=dataclasses.replace(self.train, steps=steps, distill=objective),
             sample=self.sample,
         )
 

@@ -59,17 +59,22 @@ _SIZES = (
 def _loss_text(
     summary: InheritanceSummary, value: float, error: float | None, sign: str = ""
 ) -> str:
-    """Return a loss over the validation windows with its interval."""
-    return format_interval(value, error, _windows(summary), sign)
+    """Return a loss over the validation windows with its 95% interval, from its standard error;
+    `sign` "+" writes a plus before positive numbers.
+    """
+    return format_interval(value, error, _num_windows(summary), sign)
 
 
-def _windows(summary: InheritanceSummary) -> int:
+def _num_windows(summary: InheritanceSummary) -> int:
+    # The targets, all tokens but the first, divided by the length and rounded up.
     return 1 + (summary.data.validation_tokens - 2) // summary.recipe.train.length
 
 
-def results_of(summary: InheritanceSummary) -> pl.DataFrame:
-    """Return a row for the reference and each arm: losses in nats per token with 95% intervals."""
-    reference, windows = summary.reference, _windows(summary)
+def results_table(summary: InheritanceSummary) -> pl.DataFrame:
+    """Return a row for the reference and each arm: losses and paired differences in nats per token
+    with 95% intervals, number of layers and parameters; for arms also tokens and seconds.
+    """
+    reference, windows = summary.reference, _num_windows(summary)
     rows: list[dict[str, Any]] = [
         {"model": reference.name, "layers": reference.layers,
          **interval_fields("loss", reference.loss, reference.standard_error, windows),
@@ -88,7 +93,9 @@ def results_of(summary: InheritanceSummary) -> pl.DataFrame:
 
 
 def interval_fields(name: str, value: float, error: float | None, windows: int) -> dict[str, float]:
-    """Return a figure and the ends of its 95% interval over windows, as columns of a table."""
+    """Return a figure and the ends of its 95% interval, as columns NAME, NAME_low and NAME_high of
+    a table. `error` is its standard error over that many windows; None gives NaN.
+    """
     low, high = confidence_interval(value, math.nan if error is None else error, windows)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
@@ -110,7 +117,7 @@ def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
 
 
 def _reference_cost(reference: Reference) -> str:
-    """Return the cost of the reference's own training, which no baseline here pays."""
+    """Return sentences on what the reference's own training cost, which the heir builds on."""
     if reference.tokens is None:
         return (
             f"What training {reference.name} cost is not known: its files do not say. An heir "
@@ -149,8 +156,8 @@ def _parity_sentence(summary: InheritanceSummary) -> str:
     """Return a sentence on the heir's final loss, and how far it is from parity."""
     heir, reference = summary.heir, summary.reference
     rounds = sum(arm.heir for arm in summary.arms)
-    grown = ""  # what all rounds took where each began from the reference
-    if rounds > 1:
+    grown = ""
+    if rounds > 1:  # each round began from the reference, so that their costs add up
         grown = (
             f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
         )
@@ -167,18 +174,23 @@ def _parity_sentence(summary: InheritanceSummary) -> str:
 
 
 def _how_often(counts: BehindCount | None) -> str:
-    """Return in how many evaluations after the first step an arm is behind; "" without any."""
-    behind, count = (counts.behind, counts.evaluations) if counts else (0, 0)
-    if not count:
+    """Return in how many evaluations after the first step an arm is behind, as a phrase with a
+    comma before it; "" without any.
+    """
+    if counts is None or counts.evaluations == 0:
         return ""
-    often = f"behind it at {behind} of {count} evaluations" if behind else "never behind it"
-    if behind == count:
+    behind, count = counts.behind, counts.evaluations
+    if behind == 0:
+        often = "never behind it"
+    elif behind < count:
+        often = f"behind it at {behind} of {count} evaluations"
+    else:
         often = f"behind it at {f'all {count} evaluations' if count > 1 else 'the only evaluation'}"
     return f", {often} after the first step"
 
 
 def _times_as_fast(sizes: Sizes) -> str:
-    """Return the ratio of the speeds, with its error over the rounds."""
+    """Return the heir's speed over the reference's, with the interval over rounds, as text."""
     heir, reference = sizes.heir, sizes.reference
     ratio = heir.tokens_per_second / reference.tokens_per_second
     pairs = zip(heir.speeds, reference.speeds, strict=True)
@@ -203,19 +215,19 @@ def inheritance_report(path: str | Path) -> Report:
     choice = _choice_text(summary)
     if heir.layers != summary.choice.layers:
         choice += f" The last heir has the layers {format_layers(heir.layers)}."
-    unknown = ""
+    baseline_hint = ""
     if "reference" not in recipe.baselines:
-        unknown = (
+        baseline_hint = (
             " The baseline reference, which trains the whole model on the same tokens, would tell."
         )
-    chosen_by = _chosen_by(summary)
+    choice_charts = _choice_charts(summary)
     sections = [
         Section("Verdict", [
             *map(Text, inheritance_verdicts(summary)),
             Text(_reference_cost(reference), "caveat"),
             Text("The models trained here have read other documents of this text, and "
                  f"{reference.name} as it is may not have: an heir can come near it, or pass it, "
-                 f"by knowing the text rather than the language.{unknown}", "caveat"),
+                 f"by knowing the text rather than the language.{baseline_hint}", "caveat"),
             *(Text(f"At its start the heir differs from plain blocks: {text}.", "caveat")
               for text in summary.departures),
         ], brief=True),
@@ -232,13 +244,13 @@ def inheritance_report(path: str | Path) -> Report:
                 for arm in summary.arms
             ]),
         ]),
-        *_parts(summary),
+        *_part_section(summary),
         *_seed_section(summary),
         Section("Depth", [
             Text(choice),
             *(Text(describe_bridge(bridge, recipe.bridge)) for bridge in summary.choice.bridges),
             *([Text("The figures before the choice, of the reference on the training text.",
-                    "note"), SideBySide(chosen_by)] if chosen_by else []),
+                    "note"), SideBySide(choice_charts)] if choice_charts else []),
         ]),
         Section("What it saved", [
             Table(["measured here", reference.name, heir.arm, "ratio"],
@@ -288,15 +300,15 @@ def _marks(summary: InheritanceSummary) -> list[tuple[str, str]]:
     return [("", ""), *((color, "circle") for color in colors(summary.arms))]
 
 
-def _parts(summary: InheritanceSummary) -> Iterator[Section]:
-    """Yield the losses on each part of a mixture."""
+def _part_section(summary: InheritanceSummary) -> Iterator[Section]:
+    """Yield the section on losses on each part of the text, if that is a mixture."""
     reference = summary.reference
     if not reference.parts:
         return
-    first = [
+    reference_losses = [
         format_interval(part.loss, part.standard_error, part.windows) for part in reference.parts
     ]
-    rows = [[reference.name, *first], *(
+    rows = [[reference.name, *reference_losses], *(
         [arm.arm, *(
             Cell(
                 format_interval(part.loss, part.standard_error, part.windows),
@@ -317,7 +329,7 @@ def _parts(summary: InheritanceSummary) -> Iterator[Section]:
 
 
 def _seed_section(summary: InheritanceSummary) -> Iterator[Section]:
-    """Yield the mean losses over seeds, if there are several."""
+    """Yield the section on mean losses over seeds, if there are several."""
     if not summary.over_seeds:
         return
     rows = [
@@ -379,10 +391,12 @@ def _method_entries(summary: InheritanceSummary, environment: Environment) -> li
     ]  # fmt: skip
 
 
-def _chosen_by(summary: InheritanceSummary) -> list[Chart]:
+def _choice_charts(summary: InheritanceSummary) -> list[Chart]:
+    """Return a chart of each figure that layers were chosen by: a bar for each layer."""
     chosen = set(summary.choice.layers)
     return [
-        Chart(f"{_FIGURES[name]} of each layer", partial(_bars, values, chosen, _FIGURES[name]),
+        Chart(f"{_FIGURES[name]} of each layer",
+              partial(_draw_layer_figure, values, chosen, _FIGURES[name]),
               _FIGURES[name], explain(name))
         for name, values in summary.choice.figures.items()
         if name in _FIGURES
@@ -412,8 +426,8 @@ def loss_curves(summary: InheritanceSummary) -> Drawing:
     return chart.properties(height=360, width="container")
 
 
-def _bars(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
-    """Draw a figure that every layer had before the choice; kept layers are marked."""
+def _draw_layer_figure(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
+    """Draw a bar for each layer's figure; the bars of `chosen` layers are filled."""
     layers = range(len(values))
     frame = pl.DataFrame(
         {
@@ -424,9 +438,8 @@ def _bars(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
     )
     names = ["kept", "left out"]
     edge = encode_names(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
-    fill = encode_names(
-        alt.Fill, "layers", names, [PALETTE[0], "transparent"]
-    )  # not by color alone
+    # Filled or hollow, so that they are not told apart by color alone.
+    fill = encode_names(alt.Fill, "layers", names, [PALETTE[0], "transparent"])
     axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
     x = alt.X("layer:O", title="layer", axis=axis)
     y = alt.Y("value:Q", title=title)
@@ -437,7 +450,10 @@ def _bars(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
 
 
 def _size_row(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
-    """Return a table row of a size or speed: reference, heir and their ratio."""
+    """Return a table row of a size or speed: its title, reference, heir and their ratio.
+
+    `key` is a field of `Footprint`, which is multiplied by `unit` and formatted by `style`.
+    """
     heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{heir / reference:.3f}" if reference else "–"
     if key == "tokens_per_second":

@@ -9,7 +9,7 @@ import polars as pl
 
 from wakeful.config.tables import to_table
 from wakeful.inheritance.outcome import REFERENCE, InheritanceSummary, read_inheritance
-from wakeful.inheritance.report import inheritance_report, results_of
+from wakeful.inheritance.report import inheritance_report, results_table
 from wakeful.reports.result import ResultPage
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
@@ -55,7 +55,7 @@ class Inheritance(ResultPage):
 
         After training also tokens, seconds and the differences to the heir.
         """
-        return results_of(self._read) if self.untrained is None else self.untrained.results
+        return results_table(self._read) if self.untrained is None else self.untrained.results
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -95,7 +95,9 @@ def _is_inheritance(folder: Path) -> bool:
 
 
 def _models(folder: Path) -> Iterator[str]:
-    """Yield the paths of an inheritance's reference, heirs and baselines."""
+    """Yield the paths, or names, of an inheritance's reference and of each seed's last heir and
+    baselines.
+    """
     summary, _ = read_inheritance(folder)
     exported = folder / REFERENCE
     yield str(exported) if exported.is_dir() else summary.recipe.reference
@@ -107,7 +109,9 @@ def _models(folder: Path) -> Iterator[str]:
 
 
 def _last_heir(folder: Path) -> str:
-    """Return the name of a later seed's deepest heir; seeds may reach parity at other depths."""
+    """Return the folder name of the deepest heir of a later seed, which may have reached parity at
+    another depth than the first.
+    """
     names = (path.name.removeprefix("heir-") for path in folder.glob("heir-*"))
-    depths = [int(depth) for depth in names if depth.isdecimal()]  # not what was made of them
+    depths = [int(depth) for depth in names if depth.isdecimal()]  # not heir-4-quantized, say
     return f"heir-{max(depths)}"

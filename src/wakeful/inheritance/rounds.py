@@ -45,19 +45,21 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
     """
     steps = recipe.train.steps
     with torch.device("meta"):
-        blank = Decoder(reference.config)
-        heir = _inherited(recipe, blank, recipe.layer_map(recipe.rounds - 1))
-    if recipe.bridge.map != "none" and find_gaps(recipe.layer_map(0), blank.config.num_layers):
-        check_bridge(blank)
+        meta_reference = Decoder(reference.config)
+        largest_layers = recipe.layer_map(recipe.rounds - 1)
+        heir = _make_heir(recipe, meta_reference, largest_layers)
+    # The first heir drops most layers: if it has no gaps, none has.
+    if recipe.bridge.map != "none" and find_gaps(recipe.layer_map(0), reference.config.num_layers):
+        check_bridge(meta_reference)
     check_parts(recipe.run_config("heir", heir, steps, recipe.healing), world)
     for name in recipe.baselines:
         with torch.device("meta"):
-            decoder = heir if name == "random" else _whole_reference(recipe, blank)
+            decoder = heir if name == "random" else _whole_reference(recipe, meta_reference)
         check_parts(recipe.run_config(name, decoder, steps), world)
     return recipe.run_config("reference", reference, steps)
 
 
-def _inherited(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
+def _make_heir(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
     return inherit_blocks(
         reference, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
         seed=recipe.train.seed,
@@ -105,6 +107,9 @@ class Seed:
         return self._heir_stage(0)
 
     def _rounds(self) -> Iterator[FinishedStage]:
+        """Train and yield one heir after the other, until one reaches parity if the recipe says so,
+        or through all rounds.
+        """
         for number in range(self.recipe.rounds):
             finished = self.run_stage(self._heir_stage(number))
             yield finished
@@ -112,7 +117,7 @@ class Seed:
                 return
 
     def _heir_stage(self, number: int) -> TrainingStage:
-        """Return the stage of a round's heir, which begins with the reference's blocks."""
+        """Return the stage of the heir of round `number`, from 0."""
         recipe, layers = self.recipe, self.recipe.layer_map(number)
         name = f"heir-{len(layers)}"
         return TrainingStage(
@@ -120,14 +125,16 @@ class Seed:
             arm=name,
             summary=f"the reference's layers {format_layers(layers.sources)}",
             steps=recipe.train.steps,
-            start=partial(_inherited, recipe, self.reference, layers),
+            start=partial(_make_heir, recipe, self.reference, layers),
             layers=layers.sources,
-            lesson=recipe.healing,
+            objective=recipe.healing,
             bridge=partial(bridge_on_text, recipe, self.reference, layers),
         )
 
     def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
-        """Return a baseline's stage, with as many steps as the last heir's arm."""
+        """Return the stage of a baseline beside the last heir, with as many steps: random weights
+        in the heir's shape, or the whole reference.
+        """
         recipe = self.recipe
         start = partial(_whole_reference, recipe, self.reference)
         if name == "random":
@@ -146,6 +153,7 @@ class Seed:
         refuse_link(folder)
         with join_processes() as world:
             world.meet()  # no process looks while another begins the run
+            # All processes go by what the first one sees.
             exists, done = world.gather([run_at(folder) is not None, is_done(folder)])[0]
         if exists:
             run = Run.open(folder)
@@ -168,7 +176,7 @@ class Seed:
                     to_table(bridge) for bridge in stage.bridge(decoder, on_progress)
                 ]
         config = recipe.run_config(
-            stage.name, decoder, stage.steps, stage.lesson, offset=stage.offset
+            stage.name, decoder, stage.steps, stage.objective, offset=stage.offset
         )
         with display(stage.name) as show:
             run = train_run(config, folder, initial=Initial(decoder, origin), show=show)
@@ -176,7 +184,9 @@ class Seed:
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
-        """Add the command that continues to the error of a run that a signal ended."""
+        """Add the command that continues the inheritance to the error of a run that a signal or a
+        lost process ended.
+        """
         next_step = f"continue with: {resume_command('inherit', self.resume or self.out)}"
         try:
             yield

@@ -19,10 +19,11 @@ from wakeful.training import autocast
 
 
 def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
-    """Return rows evenly spread over the training text, or over its first `max_tokens`.
+    """Return at most `rows` sequences of `length` tokens, evenly spread over the training text, or
+    over its first `config.max_tokens`.
 
-    At most as many as it has; of a mixture each part's by its share. With `bos` BOS replaces the
-    first token of each, as in training's windows.
+    A mixture's parts each have as many as their share. With `config.bos` BOS replaces the first
+    token of each, as in training's windows.
     """
     allowed = min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
     starts = data.train.spread_starts(rows, length, allowed)
@@ -36,7 +37,9 @@ def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> In
 def bridge_on_text(
     recipe: Recipe, reference: Decoder, layers: LayerMap, heir: Decoder, progress: OnProgress
 ) -> list[BridgeGap]:
-    """Bridge an heir's gaps on windows of the training text, in place; return the bridges."""
+    """Bridge an heir's gaps on windows of the training text, in place; return the bridges, [] if
+    the recipe has none. Both models are on the CPU afterwards.
+    """
     if recipe.bridge.map == "none":
         return []
     data, length = load_data(recipe.data), recipe.train.length

@@ -29,7 +29,7 @@ class TrainingStage:
     start: Callable[[], Decoder]
     layers: tuple[int, ...] = ()
     """The reference's layers that an heir has."""
-    lesson: DistillConfig = FROM_TEXT
+    objective: DistillConfig = FROM_TEXT
     """The loss it learns by."""
     bridge: Callable[[Decoder, OnProgress], list[BridgeGap]] | None = None
     """Bridges the layers that an heir drops, in place, after its start."""

@@ -27,24 +27,30 @@ class TextStream:
         documents: Int[Tensor, "B L"] | None = None,
         autocast: AbstractContextManager[object] = NO_AUTOCAST,
     ) -> None:
-        """Embed the text in parts; `layer` is the next layer that they go through."""
+        """Embed the text, in parts of a few sequences that fit memory.
+
+        `documents` numbers each token's document if tokens attend within their document alone.
+        """
         self.autocast = autocast
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layer = 0
+        """The next layer that the text goes through."""
         rows = max(1, _TOKENS_PER_BATCH // tokens.shape[1])
         device = decoder.embed.weight.device
         parts = tokens.to(device).split(rows)
         numbers = (torch.zeros_like(tokens) if documents is None else documents).to(device)
-        divided = [None] * len(parts) if documents is None else numbers.split(rows)
+        documents_of_parts = [None] * len(parts) if documents is None else numbers.split(rows)
         self.parts = [
             decoder.before_blocks(decoder.embed(part), tokens=part, documents=part_documents)
-            for part, part_documents in zip(parts, divided, strict=True)
+            for part, part_documents in zip(parts, documents_of_parts, strict=True)
         ]
+        """For each part the stream (B, L, D), and what blocks get besides: masks, rotations, and
+        the memory of what earlier layers left for later ones."""
         self.firsts = begins_of(numbers).split(rows)
-        """Masks (B, L) per part of the tokens that begin a row or document."""
+        """For each part a mask (B, L) of the tokens that begin a row or document."""
 
     def advance(self, layer: int) -> None:
-        """Advance to the input of layer `layer`."""
+        """Run the text through the layers before `layer`, up to that layer's input."""
         while self.layer < layer:
             for number, (x, flow) in enumerate(self.parts):
                 with self.autocast:
@@ -58,27 +64,27 @@ class TextStream:
         return (x for x, _ in self.parts)
 
     def activations(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the next layer's activations, part by part.
+        """Yield the next layer's activations, part by part, without advancing.
 
         A part is the input of the MLP's down projection (B, L, H), the MLP's addition to the stream
         (B, L, D) and the layer's output (B, L, D).
         """
         block = self.blocks[self.layer]
         down = block.mlp.down
-        last = behind_mlp(block) or down
-        read: list[Tensor] = []
-        added: list[Tensor] = []
-        see_down = hooked({"": down}, after=lambda _, args, output: read.append(args[0]))
-        see_last = hooked({"": last}, after=lambda _, args, output: added.append(output))
-        with see_down, see_last:
+        mlp_end = behind_mlp(block) or down
+        inputs: list[Tensor] = []
+        additions: list[Tensor] = []
+        see_down = hooked({"": down}, after=lambda _, args, output: inputs.append(args[0]))
+        see_end = hooked({"": mlp_end}, after=lambda _, args, output: additions.append(output))
+        with see_down, see_end:
             for x, flow in self.parts:
                 with self.autocast:
                     out, _ = block(x, flow)
-                yield read.pop(), added.pop(), out
+                yield inputs.pop(), additions.pop(), out
 
 
 def behind_mlp(block: Block) -> Norm | None:
-    """Return the norm between a block's feed-forward network and the stream, where it has one."""
+    """Return the norm between a block's feed-forward network and the stream; None without one."""
     if not isinstance(block, PeriBlock):
         return None
     norm = block.mlp_output_norm

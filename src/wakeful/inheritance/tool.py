@@ -32,7 +32,7 @@ from wakeful.inheritance import plan as planning
 from wakeful.inheritance.blocks import departures
 from wakeful.inheritance.layers import LayerMap
 from wakeful.inheritance.options import InheritOptions
-from wakeful.inheritance.reading import diagnosed_layers, evaluated, prepared_text
+from wakeful.inheritance.reading import evaluate_model, measure_angles, prepare_text
 from wakeful.inheritance.recipe import Recipe, read_recipe
 from wakeful.inheritance.report import inheritance_report
 from wakeful.inheritance.result import Inheritance
@@ -156,19 +156,20 @@ class _Job:
         self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]
     ) -> None:
         """Train the heirs of every seed, then write the page and its charts in these formats."""
-        loss, _ = mean_loss(self.windows)
+        reference_loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         with run.lock(), run.under_way():
-            # What has been trained is read, not trained again.
-            outcomes = [
-                Seed(
-                    seeded, self.reference.decoder(), loss, run.path / name, display, run.path
-                ).carry_out()
-                for name, seeded in self.recipe.of_seeds()
-            ]  # fmt: skip
+            outcomes = []
+            for folder, recipe in self.recipe.of_seeds():
+                # Models that have been trained are read from there, not trained again.
+                seed = Seed(
+                    recipe, self.reference.decoder(), reference_loss, run.path / folder, display,
+                    run.path,
+                )  # fmt: skip
+                outcomes.append(seed.carry_out())
             if world.first:
                 self._report(outcomes, display, figures)
-            world.meet()
+            world.meet()  # for the others the run ends when its page is written
 
     def _report(
         self,
@@ -190,6 +191,7 @@ class _Job:
         tokens, seconds = training_cost(recipe.reference)
         last = first.rounds[-1]
         heir = read_decoder(last.run.path, dtype="auto").decoder()
+        # A cache of 1,024 tokens; 64 tokens generated after a prompt of 16, less in short contexts.
         context = min(1024, reference.config.context)
         prompt_length = max(min(16, context // 4), reference.config.relaxed_prefix)
         prompt = self.data.train.read(np.zeros(1, np.int64), prompt_length)[0].tolist()
@@ -208,7 +210,7 @@ class _Job:
                 tokens=tokens,
                 seconds=seconds,
                 agreement=plan.agreement,
-                parts=outcome.by_part(self.windows, self.windows),
+                parts=outcome.losses_by_part(self.windows, self.windows),
             ),
             final=last.stage.arm,
             arms=outcome.compare_arms(first, self.windows, loss),
@@ -230,7 +232,7 @@ class _Job:
             ),
             sizes=outcome.Sizes(**sizes),
             data=data_facts(self.data),
-            over_seeds=outcome.over_seeds(outcomes, loss),
+            over_seeds=outcome.compare_over_seeds(outcomes, loss),
         )  # fmt: skip
 
 
@@ -274,13 +276,15 @@ class _Request:
         return Inheritance(self.out, self.out / "report.html", heir)
 
     def begin(self) -> _Job:
-        """Create the inheritance's folder."""
+        """Read the reference and the text, plan the recipe, evaluate the reference, and create the
+        inheritance's folder; return what training starts from.
+        """
         run = Run(self.out)
         run.refuse_existing("inherit")
         with self.display("inherit") as show:
             prepared = self._prepare(show)
             reference, data, recipe = prepared.reference, prepared.data, prepared.recipe
-            windows = evaluated(prepared.config, reference, data, show)
+            windows = evaluate_model(prepared.config, reference, data, show)
             check_finite(windows["loss"].to_torch())
             for warning in planning.budget_warnings(recipe, windows):
                 show.note(f"warning: {warning}")
@@ -290,11 +294,11 @@ class _Request:
         with Run.create(self.out, "inherit", fields) as new:
             new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
             new.write_json("environment.json", environment(device, self.world.size))
-            plan = _plan(prepared)
+            plan = _make_plan(prepared)
             new.write_json("plan.json", plan)
             new.write_frame("reference.parquet", windows)
             reference.wakeful_tokenizer.save(new.path)
-            if reference.path is None:
+            if reference.path is None:  # no path has this model: resuming reads it from here
                 export_decoder(
                     reference.decoder(), new.path / outcome.REFERENCE,
                     tokenizer=reference.wakeful_tokenizer,
@@ -303,19 +307,26 @@ class _Request:
         return _Job(run, recipe, plan, reference, data, windows)
 
     def _prepare(self, show: Display) -> _Prepared:
-        """Read the reference and the text, and choose the layers; check before and after."""
+        """Read the reference and the text, and choose the layers.
+
+        All that can be checked is checked before the text is read, before the layers are measured,
+        which takes time, and of the final recipe.
+        """
         reference, source = _load_reference(self.source, self.tokenizer, self.out, show)
-        options = _with_context(self.options, reference)
+        options = _fill_from_reference(self.options, reference)
         total = reference.decoder().config.num_layers
-        planning.plan_layers(options, total, None)
-        data = prepared_text(options, reference, show)
+        planning.plan_layers(options, total, None)  # raises if the layers do not fit the reference
+        data = prepare_text(options, reference, show)
         self._check(planning.make_recipe(source, options, total, data, None), reference)
-        angles = diagnosed_layers(options, reference, data, show)
+        angles = measure_angles(options, reference, data, show)
         recipe = planning.make_recipe(source, options, total, data, angles)
         config = self._check(recipe, reference)
         return _Prepared(reference, options, data, angles, recipe, config)
 
     def _check(self, recipe: Recipe, reference: Model) -> Config:
+        """Check a recipe and all its stages; return the configuration of a run that would train the
+        whole reference.
+        """
         decoder = reference.decoder()
         recipe.check(decoder.config.num_layers)
         return check_stages(recipe, decoder, self.world)
@@ -340,7 +351,11 @@ def _check_names(options: InheritOptions) -> None:
 def _load_reference(
     source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
 ) -> tuple[Model, str]:
-    """Return the reference, and the name or path from which a resumed run reads it."""
+    """Return the reference as a decoder, and the name or path from which a resumed run reads it.
+
+    That is the path it came from if this has exactly the same model, otherwise a folder in `out`,
+    to which the caller exports it; its own `path` is None then.
+    """
     show.note(f"loading {source_name(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
         return convert_to_decoder(read_decoder(source), show), str(source)
@@ -349,17 +364,18 @@ def _load_reference(
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
     original, model = model.module, convert_to_decoder(model, show)
     decoder = model.decoder()
-    # A user's own module must not change, so it is copied; a path is read in float32 when resumed,
-    # and so now.
+    # The user's own module is copied, since it must not change; others are copied to float32, in
+    # which a resumed run reads them.
     if decoder is original or decoder.head.weight.dtype != torch.float32:
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
-    # The teacher of heirs, also after resuming, is read from the path: it must have these weights,
-    # this context and this tokenizer.
+    # The heirs' teacher is read from the path, too, so it must have these weights, this context and
+    # this tokenizer. An earlier checkpoint of a run (`step`) is not what its path is read as.
     if model.path is not None and not model.step:
         stored = read_decoder(model.path)
-        same = _digest(stored.decoder()) == _digest(model.decoder())
-        same = same and stored.wakeful_tokenizer.fingerprint == model.wakeful_tokenizer.fingerprint
-        if same and stored.context == model.context:
+        same_weights = _digest(stored.decoder()) == _digest(model.decoder())
+        tokenizer_read, tokenizer_stored = model.wakeful_tokenizer, stored.wakeful_tokenizer
+        same_tokenizer = tokenizer_stored.fingerprint == tokenizer_read.fingerprint
+        if same_weights and same_tokenizer and stored.context == model.context:
             return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
 
@@ -369,20 +385,25 @@ def _digest(decoder: Decoder) -> str:
     return state_sha256(decoder, json.dumps(to_table(decoder.config), sort_keys=True))
 
 
-def _with_context(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options, where unset lengths are at most the reference's context and an unset BOS
-    is as the reference's tokenizer has it.
+def _fill_from_reference(options: InheritOptions, reference: Model) -> InheritOptions:
+    """Return the options with what is unset filled in: lengths within the reference's context, and
+    BOS as its tokenizer has it. Lengths that are set stay, unchecked.
     """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
-    length = options.diagnose_length or min(LENGTH, context)
+    diagnose_length = options.diagnose_length or min(LENGTH, context)
+    # data.bos can turn BOS on; the option bos ("auto", "on" or "off") decides otherwise.
     bos = options.data.bos or reference.starts_with_bos(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
-    return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
+    return dataclasses.replace(options, train=train, diagnose_length=diagnose_length, data=data)
 
 
 def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
-    """Read an inheritance's folder again, with its reference and its text."""
+    """Read an inheritance's folder again, with its reference and its text.
+
+    Raises:
+        WakefulError: it is no inheritance, or the text has changed.
+    """
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
     recipe = read_recipe(run.path)
@@ -392,23 +413,25 @@ def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
         options = plan.wishes
-        data = world.leader_first(lambda: prepared_text(options, reference, show))
+        data = world.leader_first(lambda: prepare_text(options, reference, show))
     if data.prepared_source != recipe.data.source:
-        # The cache may hold the same text in another folder; the one the runs began with counts.
-        stored = reopen_data(recipe.data)
-        texts = data.info.get("corpora_sha256")
-        data = stored if stored is not None and stored.info.get("corpora_sha256") == texts else None
-    if data is None:
-        raise WakefulError(
-            f"{out} was started on different text than {options.data.source} now holds: restore "
-            "the text, or start again in a new folder"
-        )
+        # The same text may have been prepared again, elsewhere in the cache: the runs go on with
+        # the folder that they began with.
+        text_digests = data.info.get("corpora_sha256")
+        data = reopen_data(recipe.data)
+        if data is None or data.info.get("corpora_sha256") != text_digests:
+            raise WakefulError(
+                f"{out} was started on different text than {options.data.source} now holds: "
+                "restore the text, or start again in a new folder"
+            )
     windows = read_windows(run.path / "reference.parquet")
     return _Job(run, recipe, plan, reference, data, windows)
 
 
-def _plan(prepared: _Prepared) -> InheritancePlan:
-    """Return plan.json's content, with the paths of texts made absolute."""
+def _make_plan(prepared: _Prepared) -> InheritancePlan:
+    """Return plan.json's content, with the paths of texts made absolute and, as the figure "angle",
+    each layer's angle between its input and the next layer's.
+    """
     text = prepared.options.data
     paths = {
         name: planning.absolute_source(getattr(text, name))

@@ -18,7 +18,7 @@ from wakeful.generation import generation_step
 from wakeful.hf.weights_out import export_decoder, stock_architecture
 from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.options import InheritOptions
-from wakeful.inheritance.reading import evaluated
+from wakeful.inheritance.reading import evaluate_model
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.report import interval_fields
 from wakeful.inheritance.stages import TrainingStage
@@ -92,7 +92,9 @@ class UntrainedHeir:
 
     @property
     def results(self) -> pl.DataFrame:
-        """One row per model: loss and difference to the reference with 95% intervals, size."""
+        """One row per model: loss and difference to the reference with 95% intervals over windows,
+        and the number of layers and parameters.
+        """
         count, costs = len(self.windows), self.costs
         return pl.DataFrame(
             [
@@ -128,6 +130,7 @@ class UntrainedHeir:
 
     @property
     def _parameters(self) -> dict[str, int]:
+        """Number of parameters of each model; a bridge adds none."""
         reference, heir = (
             sum(parameter.numel() for parameter in model.module.parameters())
             for model in (self.reference, self.model)
@@ -142,18 +145,17 @@ class UntrainedHeir:
     def report(self) -> Report:
         """Report of the loss that the dropped layers cost, with a bridge and without."""
         total, costs, count = len(self.reference.blocks), self.costs, len(self.windows)
-        cost, plain = (
-            format_interval(*costs[name], count, "+") if name in costs else ""
-            for name in (HEIR, PLAIN)
-        )
-        beside = f"; without a bridge {plain}" if plain else ""
+        cost_texts = {name: format_interval(*cost, count, "+") for name, cost in costs.items()}
+        without_bridge = ""
+        if PLAIN in cost_texts:
+            without_bridge = f"; without a bridge {cost_texts[PLAIN]}"
         headline = (
-            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats per "
-            f"token over all of them, and nothing was trained{beside}."
+            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost_texts[HEIR]} "
+            f"nats per token over all of them, and nothing was trained{without_bridge}."
         )
         rows = [
             [name, f"{self._parameters[name]:,}", format_interval(*loss, count),
-             format_interval(*costs[name], count, "+") if name in costs else ""]
+             cost_texts.get(name, "")]
             for name, loss in self.losses.items()
         ]  # fmt: skip
         parts: list[Part] = [
@@ -218,7 +220,11 @@ def make_untrained(
     source: str,
     path: Path,
 ) -> UntrainedHeir:
-    """Return the heir that a stage starts from, with its losses and its reference's."""
+    """Return the heir that a stage starts from, bridged and rounded to the type it is written in,
+    with its losses and the reference's.
+
+    `source` is the reference's name, `path` the folder that the heir is to be written to.
+    """
     decoder = stage.start()
     name = f"{reference.name} with {len(stage.layers)} layers"
     heir = replace(
@@ -226,14 +232,14 @@ def make_untrained(
         agreement=None, generation_source=reference,
         read_tokenizer=lambda: reference.wakeful_tokenizer,
     )  # fmt: skip
-    losses = {REFERENCE: evaluated(config, reference, data, show)}
+    losses = {REFERENCE: evaluate_model(config, reference, data, show)}
     check_finite(losses[REFERENCE]["loss"].to_torch())
     if recipe.bridge.map != "none" and find_gaps(recipe.layer_map(0), len(reference.blocks)):
-        losses[PLAIN] = evaluated(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
+        losses[PLAIN] = evaluate_model(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
     assert stage.bridge is not None  # of an heir
     bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
     _round_weights(decoder, heir.export_dtype)
-    losses[HEIR] = evaluated(config, heir, data, show)
+    losses[HEIR] = evaluate_model(config, heir, data, show)
     windows = losses[REFERENCE].select("window", "tokens")
     windows = windows.with_columns(**{model: frame["loss"] for model, frame in losses.items()})
     return UntrainedHeir(
@@ -249,6 +255,8 @@ def _round_weights(decoder: Decoder, kind: torch.dtype) -> None:
     Norms are left alone: an architecture that stores scales minus one rounds that number instead.
     """
     for module in decoder.modules():
-        for parameter in () if isinstance(module, Norm) else module.parameters(recurse=False):
-            if not isinstance(parameter, Paged):
+        if isinstance(module, Norm):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if not isinstance(parameter, Paged):  # a weight that is still in its file
                 parameter.copy_(parameter.to(kind))

@@ -83,7 +83,9 @@ def marks(names: Sized) -> list[tuple[str, str]]:
 
 
 def dashes(names: Sized) -> list[list[int]]:
-    """Return a dash for each name; past the palette's length others go with a color."""
+    """Return a dash for each name; past the palette's length, where colors come again, a color is
+    combined with another dash.
+    """
     return [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]
 
 
@@ -121,7 +123,8 @@ def heatmap(
 ) -> alt.Chart:  # fmt: skip
     """Draw the column `value` as the color of the cell at (x, y).
 
-    `type` and `domain` are the scale's; by default it is linear over the range of the values.
+    `type` and `domain` are those of the color scale; by default it is linear over the range of the
+    values. Values outside `domain` get the color of its end.
     """
     scale = alt.Scale(scheme="cividis", type=type, domain=domain, clamp=True)
     color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
@@ -129,7 +132,9 @@ def heatmap(
 
 
 def opacity(field: str, usual: float = 1.0) -> Any:
-    """Return the encoding that all but blots out names which the reader has switched off."""
+    """Return an opacity of `usual`, and of a twentieth of it for marks whose name in `field` the
+    reader has switched off.
+    """
     visible = {"test": f"indexof({HIDDEN}, datum.{field}) < 0", "value": usual}
     return alt.OpacityValue(usual / 20, condition=visible)
 
@@ -141,14 +146,16 @@ def switchable(*layers: alt.Chart) -> Drawing:
 
 
 def nearest_points(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
-    """Return points, invisible but for the one nearest to the pointer, with a tooltip."""
-    here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
-    condition = {"param": here.name, "empty": False, "value": 1}
+    """Return a layer of the points of `base` at `y`, with a tooltip: only the point nearest to the
+    pointer is visible.
+    """
+    nearest = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
+    condition = {"param": nearest.name, "empty": False, "value": 1}
     points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
     points = points.encode(
         y=y, opacity=alt.OpacityValue(0, condition=condition), tooltip=tips(tooltip)
     )
-    return points.add_params(here)
+    return points.add_params(nearest)
 
 
 def draw_lines(
@@ -161,16 +168,15 @@ def draw_lines(
     A band spans the columns low and high where the frame has them. Without `legend` the page's own
     legend switches names on and off; with it a click on a name fades the others. Lines of one name
     with different values of `detail` are not connected. `under` is drawn first; with `outliers` the
-    places where a line leaps are labelled (see `leaps`).
+    points far above the rest of their line are labelled (see `line_outliers`).
     """
     frame = round_digits(frame, 5)
     selection = alt.selection_point(fields=[by], bind="legend")
     visibility: Any = opacity(by)
     if legend is not None:
         visibility = alt.OpacityValue(0.12, condition={"param": selection.name, "value": 1})
-    color_without_legend = encode_colors(
-        by, names, legend=None
-    )  # else a second legend would stand beside the lines'
+    # Layers other than the lines have no legend, or it would stand beside the lines'.
+    color_without_legend = encode_colors(by, names, legend=None)
     base = alt.Chart(frame).encode(x=x, color=color_without_legend)
     line = base.mark_line(strokeWidth=2).encode(
         y=y, color=encode_colors(by, names, legend=legend), opacity=visibility,
@@ -180,19 +186,20 @@ def draw_lines(
     layers: list[Any] = [*under]
     if "low" in frame.columns and frame["high"].ne_missing(frame["low"]).any():
         area = alt.Chart(frame.drop_nulls(["low", "high"])).mark_area()
-        clear = opacity(by, 0.2) if legend is None else alt.value(0.18)
+        band_opacity = opacity(by, 0.2) if legend is None else alt.value(0.18)
         layers.append(
             area.encode(
                 x=x,
                 y=alt.Y("low:Q"),
                 y2=alt.Y2("high:Q"),
                 color=color_without_legend,
-                opacity=clear,
+                opacity=band_opacity,
             )
         )
-    places = frame[at].unique().sort()
-    sampled_places = places.gather_every(max(1, len(places) // _PLACES))
-    tooltip_base = alt.Chart(frame.filter(pl.col(at).is_in(sampled_places.implode()))).encode(
+    # Tooltips at a sample of the horizontal positions: more points would be slow to draw.
+    positions = frame[at].unique().sort()
+    sampled = positions.gather_every(max(1, len(positions) // _PLACES))
+    tooltip_base = alt.Chart(frame.filter(pl.col(at).is_in(sampled.implode()))).encode(
         x=x, color=color_without_legend
     )
     layers += [
@@ -230,7 +237,9 @@ def scatter(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
     tooltip: Tips, *, height: int,
 ) -> Drawing:  # fmt: skip
-    """Draw points, by color and shape for each name in `by`, which the page's legend switches."""
+    """Draw a point for each row, with the color and shape of its name in the column `by`; the
+    page's legend switches names on and off.
+    """
     base = alt.Chart(frame).encode(x=x, color=encode_colors(by, names, legend=None))
     shape = encode_names(alt.Shape, by, names, shapes(names), legend=None)
     points = base.mark_point(filled=True, size=26)
@@ -243,7 +252,12 @@ def draw_intervals(
     shape: Any = alt.Undefined, tooltip: Tips = (), row: int = 34,
     under: Sequence[alt.Chart] = (), over: Sequence[alt.Chart] = (),
 ) -> Drawing:  # fmt: skip
-    """Draw a row for each name in `by`: a point, and a bar from low to high."""
+    """Draw a row for each name in the column `by`, in `order`: a point at `x`, and a bar from the
+    column low to high where these are not null.
+
+    `row` is a row's height in pixels; `under` and `over` are drawn before and after, `over` in the
+    same rows.
+    """
     y = alt.Y(f"{by}:N", title=None, sort=list(order))
     base = alt.Chart(round_digits(frame)).encode(y=y, color=color)
     points = base.mark_point(filled=True, size=90, opacity=1)
@@ -255,7 +269,9 @@ def draw_intervals(
 
 
 def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
-    """Draw a faint line at a value, which has a name, of the axis "x" or "y"."""
+    """Draw a faint line across the chart at a value of the axis "x" or "y"; `name` is the column
+    of its data.
+    """
     rule = alt.Chart(pl.DataFrame({name: [value]})).mark_rule(opacity=0.6)
     return rule.encode(**{axis: f"{name}:Q"}, **more)
 
@@ -266,12 +282,14 @@ def round_digits(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
 
 
 def wide(chart: Drawing, height: int) -> Drawing:
-    """Let a chart take the width of its place, axes and legends included, and return it.
+    """Change a chart to take the width of its container, axes and legends included, and return it.
 
-    A height by the step is dropped by Vega-Lite with a warning on the console.
+    `height` is in pixels: one that follows the number of rows (`step`) Vega-Lite would drop, with a
+    warning on the console.
     """
     autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
-    chart.width, chart.height, chart.autosize = "container", height, autosize  # no copy of all
+    # Set in place: `properties` would copy the chart with its data.
+    chart.width, chart.height, chart.autosize = "container", height, autosize
     return chart
 
 
@@ -296,12 +314,12 @@ def chart_csv(spec: dict[str, Any]) -> str:
     spreadsheet would take for a formula gets an apostrophe before it, as on the page.
     """
     tables = [rows for rows in spec["datasets"].values() if rows]
-    wide = [row for rows in tables if len(rows[0]) > 1 for row in rows]
-    rows = wide or [row for rows in tables for row in rows]
+    wide_tables = [rows for rows in tables if len(rows[0]) > 1]
+    rows = [row for table in wide_tables or tables for row in table]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = [[row.get(name) for name in names] for row in rows]
-    unique = {tuple(map(_cell_text, cells)): cells for cells in table}
-    return csv_text([names, *unique.values()])
+    lines = [[row.get(name) for name in names] for row in rows]
+    unique_lines = {tuple(map(_cell_text, cells)): cells for cells in lines}
+    return csv_text([names, *unique_lines.values()])
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
@@ -312,10 +330,15 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _cell_text(value: Any) -> str:
+    """Return a value as a cell of CSV; text that begins like a spreadsheet's formula gets an
+    apostrophe before it.
+    """
+    if value is None:
+        return ""
     if isinstance(value, list):
         return " ".join(map(str, value))
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if formula else "" if value is None else str(value)
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else str(value)
 
 
 _WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
@@ -335,7 +358,8 @@ def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> 
     names: set[str] = set()
     for title, chart in charts:
         name = slug(title)
-        name = name if name not in names else f"{name}-{len(names)}"
+        if name in names:  # titles may differ in signs alone
+            name = f"{name}-{len(names)}"
         names.add(name)
         for suffix in formats:
             save_chart(chart, folder / f"{name}.{suffix}", title=title)
@@ -347,10 +371,11 @@ def slug(title: str) -> str:
 
 
 def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
-    """Return a specification for a chart outside a page, as a picture.
+    """Return the specification of a chart as a picture outside a page.
 
-    It has a title, legends, which a page draws itself, and the first choice of its drop-down list;
-    `width` replaces the width of a chart that fills a page. What only a pointer shows is left out.
+    It gets a title, the legends that a page draws for all of its charts, and as a text the first
+    choice of its drop-down list. `width`, in pixels, is for a chart that would fill a page's width.
+    What only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
     spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
@@ -367,18 +392,22 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
 
 
 def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the legends, by field, that the page has once for all of its charts: of each field
-    that a shape or a dash tells apart, where it has several names.
+    """Return the options of the legends that a page draws once for all of its charts, by field.
+
+    There is one for each field that is encoded as a shape or dash without a legend of the chart's
+    own and has several names, if the chart's names can be switched on and off; otherwise none.
     """
     if all(parameter["name"] != HIDDEN for parameter in spec.get("params", ())):
         return {}
-    return {
-        encoding[name]["field"]: symbol | {"symbolOpacity": 1}  # else that of a band
-        for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {}))
-        for encoding in _encodings(spec)
-        if name in encoding and encoding[name].get("legend", {}) is None
-        and len(encoding[name]["scale"]["domain"]) > 1
-    }  # fmt: skip
+    options: dict[str, dict[str, Any]] = {}
+    for channel, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
+        for encoding in _encodings(spec):
+            if channel not in encoding or encoding[channel].get("legend", {}) is not None:
+                continue
+            if len(encoding[channel]["scale"]["domain"]) > 1:
+                # Opaque: otherwise a symbol has the opacity of the line's band.
+                options[encoding[channel]["field"]] = symbol | {"symbolOpacity": 1}
+    return options
 
 
 def _encodings(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -386,7 +415,9 @@ def _encodings(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def add_legends(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a specification with its `legends` in it."""
+    """Return a copy of a specification in which the `legends` that a page draws are the chart's
+    own; the specification itself if there are none.
+    """
     if not (options := legends(spec)):
         return spec
     spec = spec | {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
@@ -403,7 +434,9 @@ def name_width(spec: dict[str, Any]) -> int:
 
 
 def _longest_legend_name(part: Any) -> int:
-    """Return the number of letters of the longest name in any legend."""
+    """Return the number of letters of the longest name in any legend of a specification or of a
+    part of one; 0 without legends.
+    """
     if isinstance(part, list):
         return max(map(_longest_legend_name, part), default=0)
     if not isinstance(part, dict):
@@ -417,7 +450,7 @@ def _longest_legend_name(part: Any) -> int:
 
 
 def _first_choice(spec: dict[str, Any]) -> str:
-    """Return the label of the initial choice of a chart's list; "" for no list."""
+    """Return the label of the choice that a chart's drop-down list has at first; "" for no list."""
     for parameter in spec.get("params", ()):
         if "labels" in parameter.get("bind", ()):
             return parameter["bind"]["labels"][parameter["value"]]
@@ -470,10 +503,14 @@ def drawable(text: str) -> str:
     Characters that XML forbids end vl-convert's process. Vega cannot draw names of JavaScript's
     built-in properties ("constructor"), nor U+2028 and U+2029.
     """
-    text = _UNDRAWABLE.sub(
-        lambda odd: chr(0x2400 + ord(odd[0])) if odd[0] < " " else "\ufffd", text
-    )
-    return f"{text} " if text in _PROPERTIES else text
+
+    def replacement(match: re.Match[str]) -> str:
+        """Return the visible symbol of a control character, or U+FFFD for another character."""
+        character = match[0]
+        return chr(0x2400 + ord(character)) if character < " " else "\ufffd"
+
+    text = _UNDRAWABLE.sub(replacement, text)
+    return f"{text} " if text in _PROPERTIES else text  # a space makes it another name
 
 
 def _drawable_values(value: Any) -> Any:

@@ -26,12 +26,13 @@ _NOTEBOOK = 480
 
 @charts.unchecked
 def write_page(report: Report, path: str | Path, figures: Sequence[str] = ()) -> Path:
-    """Write a report as one page that needs no network; it replaces an old page atomically.
+    """Write a report as one page that needs no network, and return its path; it replaces an old
+    page atomically.
 
     The charts are written too, in the formats of `figures`, to the folder "figures" beside it.
 
-    Every value is escaped. Beyond that the page allows two scripts by their hash, our own, so that
-    a browser would refuse a script in a value.
+    Every value is escaped. The page's Content-Security-Policy allows no scripts but our two, by
+    their hashes, so that a browser would refuse a script in a value even so.
     """
     scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
     template = _template_environment().get_template("report.html.j2")
@@ -82,7 +83,7 @@ def _picture(spec: dict[str, Any]) -> Markup:
 
 
 def _looks(names: Sequence[str]) -> list[tuple[str, str, list[int], str]]:
-    """Return each name with its color, dash and shape."""
+    """Return (name, color, dash, shape) for each name, as charts draw it."""
     return [
         *zip(names, charts.colors(names), charts.dashes(names), charts.shapes(names), strict=True)
     ]
@@ -98,27 +99,29 @@ def _hash(script: str) -> str:
 
 
 def _pack_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a specification with data by column, a third of the size, and what legends need.
+    """Return a specification with its data by column, a third of the size, which page.js unpacks.
 
-    page.js unpacks it. A column of text is stored as its distinct values and each row's index.
+    As "usermeta" it gets what page.js draws legends from: their options and the width of a name.
     """
     tables = {name: _pack_rows(rows) for name, rows in spec.get("datasets", {}).items()}
-    wide = charts.name_width(charts.add_legends(spec))
-    options = {"legends": charts.legends(spec), "nameWidth": wide}
+    name_width = charts.name_width(charts.add_legends(spec))
+    options = {"legends": charts.legends(spec), "nameWidth": name_width}
     return spec | {"datasets": tables, "usermeta": options}
 
 
 def _pack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return rows as columns; a column of text as distinct names and the rows' indices."""
+    """Return the number of rows and their columns by name; a column of text as its distinct values
+    ("names") and each row's index into them ("at").
+    """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         if all(isinstance(value, str) for value in values):
-            names = list(dict.fromkeys(values))
-            index_of = {text: number for number, text in enumerate(names)}
-            columns[name] = {"names": names, "at": [index_of[value] for value in values]}
+            texts = list(dict.fromkeys(values))
+            index_of = {text: number for number, text in enumerate(texts)}
+            columns[name] = {"names": texts, "at": [index_of[value] for value in values]}
         else:
-            columns[name] = [
+            columns[name] = [  # 3 for 3.0 is shorter
                 int(value) if isinstance(value, float) and value.is_integer() else value
                 for value in values
             ]
@@ -130,12 +133,12 @@ def vega_bundle() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script.
 
     Bundling takes seconds, so that the script is cached, with its SHA-256 in the first line. It is
-    bundled again if the hash does not match or the cache cannot be written.
+    bundled again if there is no cached one or its hash does not match.
     """
     path = default_cache_dir() / "vega" / f"vl-convert-{metadata.version('vl-convert-python')}.js"
     try:
-        head, _, script = path.read_bytes().decode("utf-8").partition("\n")
-        if head == _head(script):
+        first_line, _, script = path.read_bytes().decode("utf-8").partition("\n")
+        if first_line == _hash_comment(script):
             return script
     except (OSError, UnicodeDecodeError):
         pass
@@ -144,11 +147,11 @@ def vega_bundle() -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(path) as temporary:
-            temporary.write_bytes(f"{_head(script)}\n{script}".encode())
+            temporary.write_bytes(f"{_hash_comment(script)}\n{script}".encode())
     except (OSError, WakefulError):
         pass  # a page does not depend on the cache
     return script
 
 
-def _head(script: str) -> str:
+def _hash_comment(script: str) -> str:
     return f"// sha256 {hashlib.sha256(script.encode()).hexdigest()}"

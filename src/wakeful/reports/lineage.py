@@ -12,21 +12,27 @@ _MAPS = {
 
 
 def describe_bridge(fit: BridgeGap, bridge: BridgeConfig | None) -> str:
-    """Describe the bridge over dropped layers and its error; None is an unknown map."""
-    solved = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
+    """Return sentences on the bridge over dropped layers: its map and its error on the text that it
+    was solved on. With `bridge` None the map is unknown.
+    """
+    how = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
     layers = format_layers(range(fit.first, fit.last + 1))
     return (
-        f"Layers {layers} are bridged by the layer before them{solved}. On the text it was solved "
+        f"Layers {layers} are bridged by the layer before them{how}. On the text it was solved "
         "on, the stream behind them was then off by "
         f"{fit.error:.1%} of its square, and by {fit.plain:.1%} without a bridge."
     )
 
 
-def describe_objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) -> str:
-    """Return the loss of distillation as a formula."""
-    share = f"{lesson.alpha:g} CE + {1 - lesson.alpha:g} · " if lesson.alpha else ""
-    squared = f"{lesson.temperature**2:g} · " if lesson.temperature != 1 else ""
-    heat = f" at temperature {lesson.temperature:g}" if lesson.temperature != 1 else ""
-    mean = isinstance(lesson, DistillConfig) and lesson.over == "mean"
-    over = " averaged over the vocabulary" if mean else ""
-    return f"{share}{squared}KL({teacher} ‖ {student}){over}{heat}"
+def describe_objective(config: HealConfig | DistillConfig, teacher: str, student: str) -> str:
+    """Return the loss of distillation as a formula, α CE + (1 − α) T² KL(teacher ‖ student); terms
+    and factors that have no effect are left out.
+    """
+    cross_entropy = f"{config.alpha:g} CE + {1 - config.alpha:g} · " if config.alpha else ""
+    squared, temperature = "", ""
+    if config.temperature != 1:
+        squared = f"{config.temperature**2:g} · "
+        temperature = f" at temperature {config.temperature:g}"
+    is_mean = isinstance(config, DistillConfig) and config.over == "mean"
+    averaged = " averaged over the vocabulary" if is_mean else ""
+    return f"{cross_entropy}{squared}KL({teacher} ‖ {student}){averaged}{temperature}"

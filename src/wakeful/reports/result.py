@@ -94,17 +94,19 @@ class MeasuredResult(Result):
         """Write a new run directory with `files`, summary.json, the page and its charts; return the
         folder.
 
-        `fields` are entries of run.json.
+        `files` are frames (parquet) and tables (JSON) by file name; `fields` are entries of
+        run.json.
         """
         with Run.create(folder, verb, {**fields, "status": "done"}) as run:
             run.write_json("environment.json", machine)
             run.write_json("summary.json", self.summary)
             for name, content in files.items():
-                put = run.write_frame if isinstance(content, pl.DataFrame) else run.write_json
-                put(name, content)  # pyright: ignore[reportArgumentType]
-        write_page(
-            self.report, Path(folder) / "report.html", self.figures
-        )  # when all else is saved
+                if isinstance(content, pl.DataFrame):
+                    run.write_frame(name, content)
+                else:
+                    run.write_json(name, content)
+        # Last: if a chart cannot be drawn, the figures are saved all the same.
+        write_page(self.report, Path(folder) / "report.html", self.figures)
         return Path(folder)
 
 
@@ -112,9 +114,11 @@ class MeasuredResult(Result):
 def first_process_display(
     display: DisplayFactory | None, name: str, world: World
 ) -> Iterator[Display]:
-    """Open the display named `name`; of several processes only the first shows it."""
+    """Open the display named `name`, by default a bar on a terminal; of several processes only the
+    first shows it.
+    """
     if not world.first:
-        yield Display()
+        yield Display()  # which shows nothing
         return
     with (display or default_display)(name) as show:
         yield show
@@ -153,7 +157,9 @@ class ResultPage(StoredResult):
         """A row per model, with the 95% intervals of its figures."""
 
     def save_results(self, table: Sequence[str], figures: Sequence[str] = ()) -> None:
-        """Write the table of results beside the page, and as CSV among the figures that are CSV."""
+        """Write the table of results beside the page in the formats of `table`; if the charts'
+        formats (`figures`) include CSV, also as CSV among the charts.
+        """
         save_results(self.results, self.page.parent, table)
         if "csv" in figures:
             save_results(self.results, self.page.parent / "figures", ["csv"])

@@ -43,16 +43,19 @@ def _csv(frame: pl.DataFrame) -> str:
 
 
 def _markdown(frame: pl.DataFrame) -> str:
+    """Return a frame as a Markdown table, figures aligned right."""
     names, *rows = _format_rows(frame)
-    lines = [names, ["---", *("---:" for _ in names[1:])], *rows]
-    table = "".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
-    )
+    alignment = ["---", *("---:" for _ in names[1:])]
+    table = ""
+    for cells in (names, alignment, *rows):
+        line = " | ".join(cell.replace("|", r"\|") for cell in cells)
+        table += f"| {line} |\n"
     return f"{table}\nIn brackets the {INTERVAL}.\n"
 
 
 def _latex(frame: pl.DataFrame) -> str:
-    names, *rows = ([_escape(cell) for cell in line] for line in _format_rows(frame))
+    """Return a frame as a LaTeX tabular, figures aligned right."""
+    names, *rows = ([_escape_latex(cell) for cell in line] for line in _format_rows(frame))
     lines = [" & ".join(line) + r" \\" for line in (names, *rows)]
     lines.insert(1, r"\hline")
     head = rf"\begin{{tabular}}{{l{'r' * (len(names) - 1)}}}"
@@ -60,12 +63,14 @@ def _latex(frame: pl.DataFrame) -> str:
     return f"% In brackets the {INTERVAL}.\n{body}\n"
 
 
-def _escape(text: str) -> str:
+def _escape_latex(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text)
 
 
 def _format_rows(frame: pl.DataFrame) -> Iterator[list[str]]:
-    """Yield the names of the columns, and then every row, each figure with its interval."""
+    """Yield the names of the columns, and then every row, as text: a figure's interval stands in
+    its cell, "figure [low, high]", and has no columns.
+    """
     names = [name for name in frame.columns if not name.endswith(_ENDS)]
     yield [name.replace("_", " ") for name in names]
     for row in frame.iter_rows(named=True):
@@ -73,17 +78,22 @@ def _format_rows(frame: pl.DataFrame) -> Iterator[list[str]]:
 
 
 def _format_figure(row: Mapping[str, Any], name: str) -> str:
-    """Return a cell: a name, a count, or a figure with its interval to their digits."""
-    value, low, high = row[name], *(row.get(f"{name}{end}") for end in _ENDS)
+    """Return the cell of column `name` in a row: a text, a count, or a figure with its interval,
+    rounded to the digits that the interval's width allows.
+    """
+    value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+    if isinstance(value, int):
+        return f"{value:,}"
     if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+        return "" if value is None else str(value)
     if math.isnan(value):
         return "–"
     sign = "+" if name.startswith(("difference", "minus")) else ""
     if low is None or high is None or not math.isfinite(high - low) or high == low:
         return format_estimate(value, None, sign)
-    middle, *ends = (round_to_error(bound, (high - low) / 2, sign) for bound in (value, low, high))
-    return f"{middle} [{', '.join(ends)}]"
+    half_width = (high - low) / 2
+    middle, start, end = (round_to_error(number, half_width, sign) for number in (value, low, high))
+    return f"{middle} [{start}, {end}]"
 
 
 WRITERS: Mapping[str, Callable[[pl.DataFrame], str]] = {
@@ -92,6 +102,8 @@ WRITERS: Mapping[str, Callable[[pl.DataFrame], str]] = {
 
 
 def interval_columns(frame: pl.DataFrame, left_out: Sequence[str] = ()) -> pl.DataFrame:
-    """Return the frame without standard errors, which the intervals stand for, and `left_out`."""
+    """Return the frame without the columns `left_out` and those of standard errors, which the
+    intervals make superfluous.
+    """
     errors = [name for name in frame.columns if name.endswith("_error")]
     return frame.drop(*errors, *left_out)

@@ -53,6 +53,7 @@ def _render_part(part: Part) -> list[RenderableType]:
 
 
 def _grid(rows: Iterable[tuple[str, ...]]) -> Grid:
+    """Lay out rows of text side by side, the first cell of each in bold."""
     grid = Grid.grid(padding=(0, 2))
     for first, *cells in rows:
         grid.add_row(_line(first, "bold"), *map(_line, cells))
@@ -60,22 +61,26 @@ def _grid(rows: Iterable[tuple[str, ...]]) -> Grid:
 
 
 def _table_grid(table: Table) -> Grid:
-    """Lay out a table: names on the left, which fold when they are long, figures on the right."""
+    """Lay out a table: names in the first column, folded where they are long, and figures in the
+    others, at the right.
+    """
     grid = Grid(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     columns = list(table.for_terminal)
     for number, (name, cells) in enumerate(columns):
-        if number:
-            grid.add_column(_line(name), justify="right")
-        else:
+        if number == 0:
             fits = all(len(cell.text) <= _LONGEST for cell in cells)
             grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
-    with_notes = not table.kind  # tables of a kind have their notes in sentences
+        else:
+            grid.add_column(_line(name), justify="right")
+    # What stands under figures: in a table of a named style a terminal has no room for it.
+    with_notes = not table.kind
     for row in zip(*(cells for _, cells in columns), strict=True):
         grid.add_row(*(_cell_line(cell, with_notes=with_notes) for cell in row))
     return grid
 
 
 def _cell_line(cell: Cell, *, with_notes: bool) -> Line:
+    """Return a cell's text, with the notes under it as further lines if they are wanted."""
     text = _line(cell.text, "bold" if cell.style == "bold" else "")
     for line in cell.under if with_notes else ():
         text.append(f"\n{escape_controls(line)}", "dim")

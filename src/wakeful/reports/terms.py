@@ -100,11 +100,11 @@ TERMS = {
 def explain(name: str) -> str:
     """Return the glossary's line for a figure; "" for a name without one.
 
-    `name` may be a figure, one with a suffix ("kurtosis_first"), or a chart's expression with a
+    `name` may be a figure, one with suffixes ("kurtosis_first"), or a chart's expression with a
     parameter such as "metric='x'".
     """
-    inner = re.search(r"(?:metric|figure|curve)=(['\"])(.+?)\1", name)
-    figure = re.split("[@(]", inner[2] if inner else name)[0]
-    while figure and figure not in TERMS:
+    parameter = re.search(r"(?:metric|figure|curve)=(['\"])(.+?)\1", name)
+    figure = re.split("[@(]", parameter[2] if parameter else name)[0]
+    while figure and figure not in TERMS:  # drop one suffix after the other
         figure = figure.rpartition("_")[0]
     return TERMS.get(figure, "")

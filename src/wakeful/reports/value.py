@@ -149,14 +149,14 @@ class Findings:
 
     @property
     def table(self) -> Table:
-        """Findings as rows, models as columns."""
+        """Findings as rows, models as columns: every model has the same findings in one order."""
         rows = [
-            [Cell(alike[0].title, under=[alike[0].band]), *(
+            [Cell(of_models[0].title, under=[of_models[0].band]), *(
                 Cell(self.level_names[finding.level], finding.text, level=finding.level,
                      style="bold")
-                for finding in alike
+                for finding in of_models
             )]
-            for alike in zip(*self.by_model.values(), strict=True)
+            for of_models in zip(*self.by_model.values(), strict=True)
         ]  # fmt: skip
         columns = ["finding", *self.by_model]
         return Table(columns, rows, "Verdict on each model", "words", colored=True)
@@ -217,13 +217,16 @@ class Report:
         return next((drawing for _, drawing in self._drawings()), None)
 
     def _drawings(self) -> Iterator[tuple[str, Drawing]]:
-        for chart in _charts(self.sections):
+        """Yield (title, drawing) of each chart that has something to draw."""
+        for chart in _iterate_charts(self.sections):
             if chart.drawing is not None:
                 yield chart.label, chart.drawing
 
 
 def _brief_sentences(parts: Iterable[Part]) -> Iterator[str]:
-    """Yield the sentences of texts, brief facts and findings among the parts."""
+    """Yield the sentences of plain texts (no notes or caveats), brief facts and findings among the
+    parts.
+    """
     for part in parts:
         if isinstance(part, Text) and not part.style:
             yield part.text
@@ -231,16 +234,17 @@ def _brief_sentences(parts: Iterable[Part]) -> Iterator[str]:
             yield from (f"{term}: {description}" for term, description in part.entries)
         elif isinstance(part, Findings):
             for name, findings in part.by_model.items():
-                whose = f"{name}: " if name else ""
-                yield from (f"{whose}{finding.title}: {finding.text}" for finding in findings)
+                prefix = f"{name}: " if name else ""  # a single model has no name
+                yield from (f"{prefix}{finding.title}: {finding.text}" for finding in findings)
 
 
-def _charts(parts: Iterable[Part | Section]) -> Iterator[Chart]:
+def _iterate_charts(parts: Iterable[Part | Section]) -> Iterator[Chart]:
+    """Yield the charts among parts and inside them, in the page's order."""
     for part in parts:
         if isinstance(part, Chart):
             yield part
         elif isinstance(part, SideBySide | Group | Fold | Section):
-            yield from _charts(part.parts)
+            yield from _iterate_charts(part.parts)
 
 
 def listed(names: Iterable[object]) -> str:
@@ -250,18 +254,23 @@ def listed(names: Iterable[object]) -> str:
 
 
 def rough(value: float) -> str:
-    """Return a figure that noise leaves three digits of: "58,900", "7.31"."""
-    if value <= 0:
+    """Return a number with three significant digits: "58,900", "7.31"."""
+    if value <= 0:  # without a logarithm
         return f"{value:g}".replace("-", "−")
-    places = 2 - math.floor(math.log10(value))
-    return f"{round(value, places):,.{max(0, places)}f}"
+    decimals = 2 - math.floor(math.log10(value))  # negative: also digits before the point are 0
+    return f"{round(value, decimals):,.{max(0, decimals)}f}"
 
 
 def terms(entries: Iterable[tuple[str, str]]) -> Facts:
-    """Return names with the lines of their figures, each line once, those that have one."""
-    lines = {explain(figure): name for name, figure in reversed([*entries])}
-    entries_with_lines = [(name, line) for line, name in reversed(lines.items()) if line]
-    return Facts(entries_with_lines, brief=False)
+    """Return the glossary's explanations of (name, figure) pairs, by name.
+
+    Names without an explanation are left out, and of several with the same one all but the first.
+    """
+    name_of_line: dict[str, str] = {}
+    for name, figure in entries:
+        if line := explain(figure):
+            name_of_line.setdefault(line, name)
+    return Facts([(name, line) for line, name in name_of_line.items()], brief=False)
 
 
 _CALLED = {"kl": "KL", "first_key_share": "sink", "bos_mass_other": "attention on BOS"}
@@ -269,12 +278,14 @@ _CALLED = {"kl": "KL", "first_key_share": "sink", "bos_mass_other": "attention o
 
 
 def glossary(*figures: str) -> Section:
-    """Return the section that explains terms of art."""
+    """Return the section that explains figures, given by their names in the glossary."""
     named = ((_CALLED.get(figure, figure.replace("_", " ")), figure) for figure in figures)
     return Section("Glossary", [terms(named)])
 
 
 def method_section(entries: Mapping[str, str] | Sequence[tuple[str, str]], *more: Part) -> Section:
-    """Return the section of what a reader needs to judge and repeat the figures."""
+    """Return the section "Method": topics with what a reader needs to judge and repeat the figures,
+    and further parts.
+    """
     pairs = entries.items() if isinstance(entries, Mapping) else entries
     return Section("Method", [Facts([*pairs]), *more])
