@@ -83,7 +83,8 @@ def read_preset(name: str) -> str:
 
 
 def merge_over_preset(table: Mapping[str, Any], name: str) -> TomlTable:
-    """Return a table merged over the preset that its entry `preset` names, if it has one.
+    """Return a table merged over the preset that its entry `preset` names, if it has one; a preset
+    may extend another.
 
     `name` is the table's name in errors.
     """

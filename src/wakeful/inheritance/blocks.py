@@ -104,19 +104,21 @@ def departures(
     with without_matrices():
         target = Decoder(config)
     target_at, reference_at = target.placement.at, reference.placement.at
-    moves, total = [*enumerate(layers.sources)], reference.config.num_layers
-    moved = [t for t, source in moves if target_at(t, len(layers)) != reference_at(source, total)]
-    if moved:
+    pairs, total = [*enumerate(layers.sources)], reference.config.num_layers
+    moved_norms = [
+        t for t, source in pairs if target_at(t, len(layers)) != reference_at(source, total)
+    ]
+    if moved_norms:
         reasons.append(
             f"model.placement = {config.placement} goes by a layer's number: the norms of the "
-            f"target's layers {format_layers(moved)} stand elsewhere than they did"
+            f"target's layers {format_layers(moved_norms)} stand elsewhere than they did"
         )
     if config.route != reference.config.route:
         reasons.append(target.route.start_plain())  # "" if it can start where it changes nothing
         if reference.config.route != "own":
             reasons.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
-            owned = [t for t, source in moves if reference.plan.owns(kind, source)]
+            owned = [t for t, source in pairs if reference.plan.owns(kind, source)]
             lost = [t for t in owned if not target.plan.owns(kind, t)]
             if lost:
                 reasons.append(
@@ -150,7 +152,7 @@ def _assemble(
         raise WakefulError(
             f"copy must be one of {', '.join(get_args(Copy))}, got {unknown.pop()!r}"
         )
-    with without_matrices():
+    with without_matrices():  # on the meta device until they are copied, or filled at the end
         target = Decoder(config).to(base.head.weight.dtype)
     initialize(target, seed)
     for part in _ENDS if copy_ends else ():
@@ -159,7 +161,7 @@ def _assemble(
     _start_variants(target, base, [donor.layer for donor in donors])
     for layer, donor in enumerate(donors):
         _copy_block(target, layer, donor)
-    return fill(target, seed)  # matrices that no donor has filled
+    return fill(target, seed)
 
 
 def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:

@@ -136,13 +136,14 @@ def bridge(
         TextStream(decoder, tokens, documents, autocast) for decoder in (heir, reference)
     )
     bridges = []
-    last = selected[-1].last + 1
-    progress(0, last)
+    num_layers = selected[-1].last + 1  # of the reference that are run
+    progress(0, num_layers)
     for gap in selected:
+        # The heir to the input of the layer before the gap, the reference to the output behind it.
         heir_stream.advance(gap.after)
         for layer in range(reference_stream.layer, gap.last + 1):
             reference_stream.advance(layer + 1)
-            progress(layer + 1, last)
+            progress(layer + 1, num_layers)
         bridges.append(solve_bridge(heir_stream, reference_stream, gap, options))
     return bridges
 
@@ -150,11 +151,13 @@ def bridge(
 def solve_bridge(
     heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig
 ) -> BridgeGap:
-    """Solve for one bridge, fold it into the MLP of the layer before the gap, and return its
-    errors. Symbols are those of this module's docstring.
+    """Solve for one bridge, fold it into the down projection of the layer before the gap, and
+    return its errors.
 
-    Both streams are at the gap: the heir's at the input of the layer before it, the reference's at
-    the output of the last layer that is left out.
+    The heir's stream is at the input of that layer, the reference's at the output y of the last
+    layer that is left out. The bridge is S = argmin Σ w ‖S f + r − y‖² + λ ‖S‖²: f are the MLP's
+    hidden channels h (map "down") or its output m ("output"), r is the rest of the stream. With a
+    norm behind the MLP and for the first token see this module's docstring.
     """
     block = heir.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
@@ -165,11 +168,10 @@ def solve_bridge(
     equations = Equations(size + (bias is not None), width, weight.device)
     old = torch.cat([weight.T, *([] if bias is None else [widened(bias).unsqueeze(0)])])
     scale, shift = _affine(norm)
-    total, plain, first = 0.0, 0.0, _Mean()
+    target_square, plain_error, first_tokens = 0.0, 0.0, _Mean()
     for (mlp_hidden, added, block_output), state, firsts in zip(
         heir.activations(), reference.states(), heir.firsts, strict=True
     ):
-        # f are the features, h or m; out is the layer's output without a bridge, and y the target.
         f, out, y = widened(mlp_hidden), widened(block_output), widened(state).to(weight.device)
         rest = out - widened(added) + shift
         if on_output:
@@ -179,22 +181,27 @@ def solve_bridge(
         if norm is not None:
             mlp_output = f[..., :size] if on_output else f @ old.to(f)
             f = f / _divisor(norm, mlp_output)
-        first.add(*(part[firsts] for part in (f, out, y, rest)))
+        first_tokens.add(*(part[firsts] for part in (f, out, y, rest)))
         counted = _counted_tokens(firsts, options)
         f, out, y, rest = (part[counted] for part in (f, out, y, rest))
         weights, lengths = stream_weights(y, options), y.square().sum(1)
-        total += float((weights * lengths).sum())
-        plain += float((weights * (out - y).square().sum(1)).sum())
+        target_square += float((weights * lengths).sum())
+        plain_error += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
-    solution = _solve_equations(equations, size, options, first, scale)
+    solution = _solve_equations(equations, size, options, first_tokens, scale)
     new = solution[:size].T
+    # A map on the output T follows W_down, and is multiplied into it.
     replace_parameter(down, "weight", new @ weight.double() if on_output else new)
     if bias is not None:
         replace_parameter(down, "bias", solution[size] + (new @ bias.double() if on_output else 0))
-    error = (
-        equations.error(solution) if norm is None else _rescale_norm(norm, heir, reference, options)
-    )
-    return BridgeGap(gap.after, gap.first, gap.last, plain=plain / total, error=error / total)
+    if norm is None:
+        error = equations.error(solution)
+    else:
+        error = _rescale_norm(norm, heir, reference, options)
+    return BridgeGap(
+        gap.after, gap.first, gap.last, plain=plain_error / target_square,
+        error=error / target_square,
+    )  # fmt: skip
 
 
 def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
@@ -276,7 +283,8 @@ def _solve_equations(
     """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖², λ on the first `size` features.
 
     With `options.first` "apart", S f₁ = z₁ is a constraint if the mean first token (`first`) would
-    otherwise change its direction; z₁ is given in the module's docstring.
+    otherwise change its direction; z₁ is given in the module's docstring. `scale` is γ of the norm
+    behind the MLP, 1 without one.
     """
     factor = equations.factored(options.ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)

@@ -170,6 +170,7 @@ def _order_by_runs(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]
         return (angles[rest.start][rest.stop] if rest else 0.0) - angles[start][stop]
 
     while runs:
+        # Each run, and what is left of it without its first or its last layer.
         candidates = [
             (start, stop, rest)
             for start, stop in runs

@@ -298,11 +298,10 @@ def compare_over_seeds(
     heir = shared_heirs[-1]
     lines = []
     for key in shared:
-        losses = tuple(seed[key] for seed in losses_by_seed)
+        losses = tuple(losses_of_seed[key] for losses_of_seed in losses_by_seed)
         loss, error = mean_and_error(np.array(losses))
-        gap, gap_error = mean_and_error(
-            np.array([seed[key] - seed[heir] for seed in losses_by_seed])
-        )
+        gaps = [losses_of_seed[key] - losses_of_seed[heir] for losses_of_seed in losses_by_seed]
+        gap, gap_error = mean_and_error(np.array(gaps))
         lines.append(
             OverSeeds(
                 arm=key[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,

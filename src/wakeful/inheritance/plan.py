@@ -90,6 +90,7 @@ def make_recipe(
             bos=options.data.bos,
             max_tokens=options.data.max_tokens,
         ),
+        # A number of warmup steps overrules a share of the steps.
         warmup=0.0 if options.optimizer.warmup_steps else options.warmup,
         train=dataclasses.replace(
             train,

@@ -33,6 +33,7 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
     try:
         data = load_data(options.data, show.stage, tokenizer=reference.wakeful_tokenizer)
     except NothingHeldOut:
+        # A mixture holds out a share of each part, and takes no validation text.
         option = "" if mixture_of(source) else "--validation_text, "
         raise WakefulError(
             f"every document of {source} that would be held out partly occurs in the others: "

@@ -63,7 +63,9 @@ class Recipe:
     sample: SampleConfig = field(default_factory=SampleConfig)
 
     def check(self, num_layers: int) -> None:
-        """Raise `WakefulError` where the recipe cannot be carried out on that many layers."""
+        """Raise `WakefulError` if the recipe cannot be carried out on a reference of `num_layers`
+        layers.
+        """
         LayerMap(self.layers, self.rule).check(num_layers)
         if len(set(self.baselines)) < len(self.baselines):
             raise WakefulError(f"a baseline is named twice: {', '.join(self.baselines)}")
@@ -78,6 +80,7 @@ class Recipe:
                 f"layers chosen by {self.rule!r} have no order to grow in: use --choose angle or "
                 "first"
             )
+        # The last round but one must not have all layers already.
         if self.rounds > 1 and self.depth(self.rounds - 2) == num_layers:
             raise WakefulError(
                 f"an heir that starts at {len(self.layers)} layers and grows by {self.grow} has "

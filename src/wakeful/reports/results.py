@@ -22,7 +22,8 @@ _ENDS = ("_low", "_high")
 
 
 def save_results(frame: pl.DataFrame, folder: Path, formats: Iterable[str]) -> list[Path]:
-    """Write a table of results, one row per model, to results.FORMAT in `folder`.
+    """Write a table of results, one row per model, to results.FORMAT in `folder`, for each of the
+    `formats` csv, tex and md; return the paths.
 
     FIGURE_low and FIGURE_high are the ends of FIGURE's 95% confidence interval: CSV keeps them as
     columns, the other formats print "figure [low, high]".

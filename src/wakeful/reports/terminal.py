@@ -36,7 +36,7 @@ def _render_part(part: Part) -> list[RenderableType]:
             lines = [_line(text, "dim" if style else "")]
         case BulletList(entries):
             lines = [_line(f"  {line}") for line in entries]
-        case Facts(entries, True):
+        case Facts(entries, True):  # brief ones
             lines = [_grid(entries)]
         case Findings(by_model, level_names):
             for name, model_findings in by_model.items():
@@ -47,7 +47,7 @@ def _render_part(part: Part) -> list[RenderableType]:
                         for finding in model_findings
                     )
                 )
-        case Table() if part.terminal != ():
+        case Table() if part.terminal != ():  # () is a table without columns for a terminal
             lines = [Line(), _table_grid(part)]
     return lines
 

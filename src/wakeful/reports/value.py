@@ -87,7 +87,9 @@ class Table:
 
     @property
     def for_terminal(self) -> Iterator[tuple[str, list[Cell]]]:
-        """The columns that a terminal shows, each with its cells."""
+        """Name and cells of each column that a terminal shows: those named in `terminal`, or all,
+        and always the first.
+        """
         for number, name in enumerate(self.columns):
             if self.terminal is None or number == 0 or name in self.terminal:
                 yield name, [row[number] for row in self.cells]
@@ -202,7 +204,7 @@ class Report:
 
     @cached_property
     def sentences(self) -> list[str]:
-        """The headlines, the sentences of brief parts, and all findings."""
+        """The headlines, the sentences of brief parts, and all findings, each sentence once."""
         parts = (part for section in self.sections for part in section.parts
                  if section.brief or isinstance(part, Findings))  # fmt: skip
         return list(dict.fromkeys([*self.headlines, *_brief_sentences(parts)]))

@@ -123,6 +123,8 @@ def save_checkpoint(
     part = folder / world.gather(temporary_path_beside(final).name)[0]
     packed = optimizer.state_dict()
     try:
+        # Some optimizers evaluate other weights than they train: the files hold those, and
+        # `trained` has the training weights.
         with disk_errors(final), evaluation_weights(optimizer) as trained:
             weights = unique_state(model)
             tensors, numbers = _pack_optimizer(packed, trained)
@@ -145,6 +147,7 @@ def save_checkpoint(
             if world.first:
                 manifest = {name: entry for entries in written for name, entry in entries.items()}
                 (part / "manifest.json").write_text(json.dumps(manifest, indent=2))
+                # All is on the disk before the folder gets its name.
                 for name in ("state.json", "manifest.json"):
                     _sync(part / name)
                 _sync(part)
@@ -381,6 +384,7 @@ def _restore_groups(
                     f"{path} is of an optimizer whose {key} is {options[key]!r}, and the "
                     f"configuration's is {options_here[key]!r}"
                 )
+        # The saved state: entries that may change, are no option here, or have changed.
         changed = {
             key: restore(value, live["params"][0], moved=True)
             for key, value in saved_group.items()
@@ -404,7 +408,7 @@ def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: typ
         raise WakefulError(f"{title} has no {missing[0]} in the optimizer's state")
     for key, value in state.items():
         if not isinstance(value, Tensor) or key.startswith(_OWN_SHAPE):
-            continue
+            continue  # no tensor, or one that has not the parameter's shape
         is_step_count = key == "step" and value.numel() == 1
         if value.shape != parameter.shape and not is_step_count:
             raise WakefulError(
@@ -472,6 +476,7 @@ def _pack_optimizer(
                 entries.setdefault(str(index), {})[key] = json_value
     groups = [
         {
+            # An option of another package's optimizer may be a value that no file can hold.
             key: to_json(
                 value, f"groups.{number}.{key}", tensors, option=key in group.get(BUILT, ())
             )
@@ -479,11 +484,11 @@ def _pack_optimizer(
         }
         for number, group in enumerate(packed["param_groups"])
     ]
-    constants = {key: value for key, value in packed.items() if key != "param_groups"}
-    constants = to_json({**constants, "state": own_state}, "others", tensors)
+    others = {key: value for key, value in packed.items() if key != "param_groups"}
+    others = to_json({**others, "state": own_state}, "others", tensors)
     weights = [to_json(weight, f"trained.{n}", tensors) for n, weight in enumerate(trained)]
     numbers = Numbers(
-        state=entries, param_groups=tuple(groups), others=constants, trained=tuple(weights)
+        state=entries, param_groups=tuple(groups), others=others, trained=tuple(weights)
     )
     return _copy_shared_tensors(tensors), numbers
 

@@ -287,7 +287,7 @@ def _stop(number: int, frame: Any) -> None:
 def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
     """Train the run of a configuration, given as a table, in `folder`, or continue it there.
 
-    The modules that the configuration names are imported, as the user wrote it: a job is a new
+    The modules that the configuration names are imported, since the user wrote it: a job is a new
     process, and resuming a run would import none.
     """
 

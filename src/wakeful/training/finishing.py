@@ -142,15 +142,18 @@ def _whole_model(training: Training) -> Decoder:
     return decoder.to(weight.device)
 
 
-_PROMPTS, _PROMPT = 3, 8
-"""Number of default prompts, from validation windows, and their tokens."""
+_NUM_PROMPTS = 3
+"""Number of default prompts, which are taken from validation windows."""
+_PROMPT_TOKENS = 8
+"""Tokens of a default prompt, before its last, incomplete word is cut off."""
 
 
 def _default_prompts(training: Training) -> list[str]:
     """Return the first complete words of validation windows, spread over the text, as prompts."""
     tokens, tokenizer = training.data.validation, training.data.tokenizer
-    starts = tokens.spread_starts(_PROMPTS, min(training.config.train.length, tokens.num_tokens))
-    texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT)]
+    window_length = min(training.config.train.length, tokens.num_tokens)
+    starts = tokens.spread_starts(_NUM_PROMPTS, window_length)
+    texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT_TOKENS)]
     # All up to the last space: what follows may be half a word. A text without spaces stays whole.
     matches = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
     return [text if match is None else match[1] for text, match in zip(texts, matches, strict=True)]

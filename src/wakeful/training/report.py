@@ -507,11 +507,15 @@ def _configurations(comparison: ComparedRuns) -> Iterator[Part]:
         yield Text("What differs between the configurations", "heading")
         label = "Configuration fields that differ"
         if many:
-            rows = [
-                [variant, "; ".join(f"{field} = {values[number]}" for field, values in differing
-                                    if not number or values[number] != values[0])]
-                for number, variant in enumerate(variants)
-            ]  # fmt: skip
+            rows = []
+            for number, variant in enumerate(variants):
+                is_baseline = number == 0
+                fields = [
+                    f"{field} = {values[number]}"
+                    for field, values in differing
+                    if is_baseline or values[number] != values[0]
+                ]
+                rows.append([variant, "; ".join(fields)])
             yield Table(["variant", "fields"], rows, label, "words")
             yield Text(f"Of {comparison.baseline} every field in which any differs, of the others "
                        "those in which they differ from it.", "note")  # fmt: skip

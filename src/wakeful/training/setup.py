@@ -31,9 +31,10 @@ _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "ove
 
 
 def admit_parts(config: Config) -> None:
-    """Check every expression, and import the users' modules that they name.
+    """Check every expression in a configuration, and import the users' modules that they name.
 
-    Only for a configuration that the user wrote, never for one read from a run.
+    Only for a configuration that the user wrote: one read from a run may be another person's, and
+    importing a module runs its code.
     """
     admit(config.model)
     check_outside(config.model)
@@ -82,9 +83,9 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     data.check_config(config.data)
     config = resolve_config(config, data)
     check_parts(config)  # again, with the text's vocabulary
-    data.batches(config)
+    data.batches(config)  # raises if the text is too short
     data.windows(config)
-    if config.train.distill.teacher:
+    if config.train.distill.teacher:  # reading it shows whether its tokens are the text's
         with torch.device("meta"):
             student = Decoder(config.model)
         end = data.train.end_of_text

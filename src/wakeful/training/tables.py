@@ -253,7 +253,9 @@ def smoothing_window(comparison: ComparedRuns) -> int:
 
 
 def differing_fields(comparison: ComparedRuns) -> list[tuple[str, list[str]]]:
-    """Return each configuration field that differs between variants, with each variant's value."""
+    """Return each configuration field that differs between variants, with each variant's value as
+    text. Seeds, which every variant has alike, are left out.
+    """
     runs = [comparison.of(variant)[0] for variant in comparison.variants]
     tables = [flatten_config(run.config) for run in runs]
     return [

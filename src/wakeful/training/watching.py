@@ -100,7 +100,7 @@ def diagnose_windows(
             # Where a task asks for a copy; text has no such places.
             bos.triggers = None if triggers is None else torch.from_numpy(triggers[part])
             parallel.call(decoder.hidden, sequences[part].to(device))
-    parallel.settle()
+    parallel.settle()  # frees weights that the calls have gathered
     rows = watcher.frame
     all_rows = [tuple(row) for part in world.gather(rows.rows()) for row in part]
     return pl.DataFrame(all_rows, schema=rows.schema, orient="row").sort(
