@@ -52,7 +52,7 @@ def test_between_readings_nothing_waits_for_the_device(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     waits = Waits()
-    steps, finish, moved = Training.gradients, loop.finish_run, loop._optimizer_step
+    steps, finish, moved = Training.accumulate_gradients, loop.finish_run, loop._optimizer_step
     counts: list[int] = []
 
     def gradients(*arguments: Any) -> Tensor:
@@ -72,7 +72,7 @@ def test_between_readings_nothing_waits_for_the_device(
         waits.step = -1
         finish(*arguments)
 
-    monkeypatch.setattr(Training, "gradients", gradients)
+    monkeypatch.setattr(Training, "accumulate_gradients", gradients)
     monkeypatch.setattr(loop, "_optimizer_step", move)
     monkeypatch.setattr(loop, "finish_run", end)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [item(element) for element in self])

@@ -143,17 +143,19 @@ def comparison_headline(comparison: ComparedRuns) -> str:
         loss = tables.summary_table(comparison).row(0, named=True)
         ends = format_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
         return f"{base} ends at validation loss {ends} nats per token."
-    counts = {"lower": 0, "higher": 0, "not significantly different": 0}
     variants = [variant for variant in variants if comparison.pairs(variant)]
     if not variants:
         return f"Nothing is compared: no variant has a seed that {base} has."
+    undecided = "not significantly different"
+    counts = {"lower": 0, "higher": 0, undecided: 0}
     for variant in variants:
-        counts[_compare_loss(comparison, variant)[2] or "not significantly different"] += 1
+        _, _, side = _compare_loss(comparison, variant)
+        counts[side or undecided] += 1
     if len(variants) == 1:
-        (side,) = (side for side, count in counts.items() if count)
-        than = "from" if side == "not significantly different" else "than"
-        return f"The validation loss of {variants[0]} is {side} {than} that of {base}."
-    outcomes = listed(f"{count} {side}" for side, count in counts.items() if count)
+        (outcome,) = (outcome for outcome, count in counts.items() if count)
+        than = "from" if outcome == undecided else "than"
+        return f"The validation loss of {variants[0]} is {outcome} {than} that of {base}."
+    outcomes = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
     return f"Validation loss compared with {base}: of {len(variants)} variants, {outcomes}."
 
 
