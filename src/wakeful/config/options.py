@@ -120,7 +120,7 @@ def iterate_options(
 
     Defaults are those of `default`, an instance of the class, if given. `prefix` is the dotted path
     of a nested dataclass, "" for an outer one; `overrides` replaces descriptions of options and
-    takes the heading from those that are rarely needed.
+    removes the headings of those that it calls rare.
     """
     hints = typing.get_type_hints(options_class, include_extras=True)
     plain_types = typing.get_type_hints(options_class)

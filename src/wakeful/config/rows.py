@@ -115,7 +115,9 @@ def flatten_config(config: Config) -> dict[str, Any]:
 
 
 def config_differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which two configurations differ, by dotted name, with both values."""
+    """Return (first value, second value) of each field in which two configurations differ, by
+    dotted name.
+    """
     first_fields = {"name": first.name, **flatten_config(first)}
     second_fields = {"name": second.name, **flatten_config(second)}
     return {

@@ -192,7 +192,8 @@ def _condition_flag(condition: str) -> str:
     name, sign, value = _split_condition(condition)
     if (sign, value) == ("=", "False"):
         return flag_name(name, negative=True)
-    return f"{flag_name(name)} {'not ' * (sign == '!=')}{value}".rstrip()
+    negation = "not " if sign == "!=" else ""
+    return f"{flag_name(name)} {negation}{value}".rstrip()
 
 
 def _format_value(value: Any) -> str:
@@ -206,7 +207,9 @@ def _format_value(value: Any) -> str:
 
 @functools.cache
 def _default_value(options_class: type, name: str) -> Any:
-    """Return the default value of an option by its dotted name."""
+    """Return the default value of an option by its dotted name, such as "train.steps" of a class
+    with a field `train`.
+    """
     first, _, rest = name.partition(".")
     value = field_default(options_class.__dataclass_fields__[first])  # pyright: ignore
     return operator.attrgetter(rest)(value) if rest else value

@@ -380,7 +380,7 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
     spec = add_legends(spec) | {"config": theme()}
     spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
     chosen = _first_choice(spec)
-    if title or chosen:
+    if title or chosen:  # without a title the choice stands in its place
         text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
         spec["title"] = {"text": text, "subtitle": chosen if title else ""}
     if "layer" in spec:
@@ -388,7 +388,9 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
     if "params" in spec:
         # The parameter of a point that follows the pointer has select = {"nearest": true, ...}.
         spec["params"] = [p for p in spec["params"] if "nearest" not in p.get("select", ())]
-    return spec | {"width": width} if spec.get("width") == "container" else spec
+    if spec.get("width") == "container":
+        spec["width"] = width
+    return spec
 
 
 def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -45,7 +45,8 @@ def write_page(report: Report, path: str | Path, figures: Sequence[str] = ()) ->
     path = Path(path)
     with replace_atomically(path) as temporary:
         temporary.write_text(html, "utf-8")
-    charts.save_figures(report.charts() if figures else (), path.parent / "figures", figures)
+    if figures:  # drawing all charts takes seconds
+        charts.save_figures(report.charts(), path.parent / "figures", figures)
     return path
 
 
