@@ -196,6 +196,7 @@ class InheritOptions(FigureOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if options break a rule, or if seeds repeat or are negative."""
         super().__post_init__()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")

@@ -65,6 +65,7 @@ class DataParallel(Parallel):
     """The whole model and its optimizer's state on each process; gradients are averaged."""
 
     def __init__(self, decoder: Decoder, world: World) -> None:
+        """Wrap the decoder by DDP; all processes have the same weights before."""
         super().__init__(decoder, world)
         with warnings.catch_warnings():  # newer versions of torch spell the option otherwise
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
