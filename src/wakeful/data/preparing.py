@@ -197,7 +197,7 @@ def prepare_data(
     tokenizer = options["tokenizer"]
     if isinstance(tokenizer, str | Path):
         options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
-    plain = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
+    names = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
     key = {
         "version": VERSION,
         "split": _SPLIT_VERSION,
@@ -208,7 +208,7 @@ def prepare_data(
             tokenizer.end_of_text_token,
             sorted(tokenizer.companion_files.items()),
         ],
-        **{name: options[name] for name in plain},
+        **{name: options[name] for name in names},
     }
     stem = Path(single_sources(source)[0]).stem
     label = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "text"
@@ -437,15 +437,15 @@ def _batch_pieces(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[t
     piece comes with True where it ends its text.
     """
     batch: list[tuple[str, bool]] = []
-    size = 0
+    num_characters = 0
     for text in texts:
         remaining = len(text)
         for piece in tokenizer.encoder.split_text(text):
             remaining -= len(piece)
             batch.append((piece, remaining == 0))
-            size += len(piece)
-            if size >= BATCH_BYTES:
+            num_characters += len(piece)
+            if num_characters >= BATCH_BYTES:
                 yield batch
-                batch, size = [], 0
+                batch, num_characters = [], 0
     if batch:
         yield batch

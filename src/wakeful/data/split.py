@@ -247,12 +247,12 @@ def choose_held_out(
     # The whole text: these documents and the cut ones, whose ends are `fraction` of them.
     text_bytes = bytes_held_out[-1] - end_bytes + end_bytes / fraction
     lowest, highest = 0 if end_bytes else 1, len(hashes) - 1
-    count = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
-    while count > lowest and bytes_held_out[count] > 2 * fraction * text_bytes:
-        count -= 1
-    while count < highest and bytes_held_out[count] < fraction / 2 * text_bytes:
-        count += 1
-    return rank < count
+    num_held_out = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
+    while num_held_out > lowest and bytes_held_out[num_held_out] > 2 * fraction * text_bytes:
+        num_held_out -= 1
+    while num_held_out < highest and bytes_held_out[num_held_out] < fraction / 2 * text_bytes:
+        num_held_out += 1
+    return rank < num_held_out
 
 
 def split_by_source(spool: Spool, validation: Spool) -> Split:

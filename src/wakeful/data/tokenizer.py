@@ -225,8 +225,8 @@ class Tokenizer:
         """The special ids that Transformers puts before and after a text."""
         inner = self._transformers_tokenizer
         with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
-            plain = inner.encode("a", add_special_tokens=False).ids
-            return special_ids_around(inner.encode("a").ids, plain)
+            text_ids = inner.encode("a", add_special_tokens=False).ids
+            return special_ids_around(inner.encode("a").ids, text_ids)
 
     @property
     def adds_bos(self) -> bool:
@@ -480,10 +480,10 @@ def special_ids_around(ids: list[int], text_ids: list[int]) -> tuple[list[int], 
     `ids` do not contain `text_ids`, none count as before, and those after the first
     len(text_ids) as after.
     """
-    size = len(text_ids)
-    starts = (n for n in range(len(ids) - size + 1) if ids[n : n + size] == text_ids)
+    length = len(text_ids)
+    starts = (n for n in range(len(ids) - length + 1) if ids[n : n + length] == text_ids)
     start = next(starts, 0) if text_ids else 1
-    return ids[:start], ids[start + size :]
+    return ids[:start], ids[start + length :]
 
 
 def _make_post_processor(
@@ -621,10 +621,10 @@ def _check_ids(file: Path, table: Any) -> None:
     model, added = table.get("model"), table.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    count = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
+    num_tokens = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
     if isinstance(added, list):
         ids += [token.get("id") for token in added if isinstance(token, dict)]
-        count += len(added)
+        num_tokens += len(added)
     for step in _steps(table.get("normalizer")):
         charsmap = step.get("precompiled_charsmap")
         if isinstance(charsmap, str) and not _is_complete_charsmap(charsmap):
@@ -632,8 +632,8 @@ def _check_ids(file: Path, table: Any) -> None:
                 f"{file} has a precompiled_charsmap that is not whole: it is damaged"
             )
     highest = max((token for token in ids if isinstance(token, int)), default=0)
-    if highest > MAX_IDS_PER_TOKEN * count:
-        raise WakefulError(f"{file} has an id {highest} and {count} tokens: it is damaged")
+    if highest > MAX_IDS_PER_TOKEN * num_tokens:
+        raise WakefulError(f"{file} has an id {highest} and {num_tokens} tokens: it is damaged")
 
 
 def _steps(part: object) -> Iterator[dict[str, Any]]:

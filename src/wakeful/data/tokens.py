@@ -227,12 +227,12 @@ class PreparedData(Data):
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
         facts, dtype = self.info["splits"][split], TOKEN_DTYPES[self.info["dtype"]]
         path, documents_path = _split_files(self.folder, split)
-        size = path.stat().st_size
-        if size != facts["tokens"] * dtype.itemsize:
+        num_bytes = path.stat().st_size
+        if num_bytes != facts["tokens"] * dtype.itemsize:
             raise _damage_error(
-                path, f"{size} bytes, not {facts['tokens']} tokens of {dtype.itemsize} bytes"
+                path, f"{num_bytes} bytes, not {facts['tokens']} tokens of {dtype.itemsize} bytes"
             )
-        if not size:
+        if not num_bytes:
             raise _damage_error(path, "it is empty")
         return TokenFile(
             tokens=np.memmap(path, dtype, mode="r"),

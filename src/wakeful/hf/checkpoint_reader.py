@@ -667,11 +667,11 @@ def smollm2_folder() -> Path:
     tokenizer = AutoTokenizer.from_pretrained(
         source.parent, gguf_file=source.name, trust_remote_code=False
     )
-    part = temporary_path_beside(folder)
+    temporary_folder = temporary_path_beside(folder)
     try:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        install_folder(part, folder, "config.json")
+        model.save_pretrained(temporary_folder)
+        tokenizer.save_pretrained(temporary_folder)
+        install_folder(temporary_folder, folder, "config.json")
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
     return folder

@@ -107,12 +107,12 @@ def code_files(decoder: Decoder) -> dict[str, str]:
     files = {
         "wakeful__jaxtyping": _JAXTYPING, _flat_name(_DISCOVERY): _discovery_source(decoder, used),
     }  # fmt: skip
-    waiting = [*ENTRIES, *(variant.__module__ for variant in used)]
-    while waiting:
-        module = waiting.pop()
+    modules_to_copy = [*ENTRIES, *(variant.__module__ for variant in used)]
+    while modules_to_copy:
+        module = modules_to_copy.pop()
         if _flat_name(module) not in files:
             files[_flat_name(module)], needed = _rewrite_imports(_import_copyable(module))
-            waiting += [name for name in needed if name != "jaxtyping"]
+            modules_to_copy += [name for name in needed if name != "jaxtyping"]
     return files
 
 

@@ -102,10 +102,11 @@ def check_softmax1(model: PreTrainedModel) -> None:
     Raises:
         WakefulError: the model has another `attn_implementation`, or its architecture ignores it.
     """
-    chosen = model.config._attn_implementation
-    if chosen != SOFTMAX1:
+    implementation = model.config._attn_implementation
+    if implementation != SOFTMAX1:
         raise WakefulError(
-            f"{type(model).__name__} uses attn_implementation = {chosen!r}, not {SOFTMAX1!r}"
+            f"{type(model).__name__} uses attn_implementation = {implementation!r}, not "
+            f"{SOFTMAX1!r}"
         )
     if not model._can_set_attn_implementation():
         raise WakefulError(

@@ -71,14 +71,14 @@ def export_decoder(
     model_type, config, tokenizer = architecture_to_write(decoder.config, tokenizer)
     tensors = hf_tensors(decoder, model_type, dtype, types)
     config.dtype = dtype
-    with create_folder(Path(folder), card) as part:
-        write_texts(tokenizer, part, config, decoder.config.vocab_size)
+    with create_folder(Path(folder), card) as temporary_folder:
+        write_texts(tokenizer, temporary_folder, config, decoder.config.vocab_size)
         if model_type == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
-            write_code(decoder, part)
-        write_config(config, part)
-        write_tensors(tensors, part, shard)
-        read_back(part, decoder, tokenizer=tokenizer)
+            write_code(decoder, temporary_folder)
+        write_config(config, temporary_folder)
+        write_tensors(tensors, temporary_folder, shard)
+        read_back(temporary_folder, decoder, tokenizer=tokenizer)
     return model_type
 
 
@@ -112,15 +112,14 @@ def save_stock(
         name: tensor if name in buffers else to_file_type(tensor, name, config.dtype, types)
         for name, tensor in model.state_dict().items()
     }
-    with create_folder(Path(folder), card) as part:
+    with create_folder(Path(folder), card) as temporary_folder:
         with suppress_warnings():
-            model.save_pretrained(part, state_dict=tensors, max_shard_size=SHARD)
-        ids = write_tokenizer(
-            written_tokenizer, part, config.max_position_embeddings, embedding_rows(model)
-        )
-        write_generation(part, ids)
-        write_config(config, part)
-        read_back(part, model, tokenizer=written_tokenizer)
+            model.save_pretrained(temporary_folder, state_dict=tensors, max_shard_size=SHARD)
+        context, rows = config.max_position_embeddings, embedding_rows(model)
+        ids = write_tokenizer(written_tokenizer, temporary_folder, context, rows)
+        write_generation(temporary_folder, ids)
+        write_config(config, temporary_folder)
+        read_back(temporary_folder, model, tokenizer=written_tokenizer)
     return config.model_type
 
 
@@ -273,8 +272,8 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
         meta_tensors, filename_pattern=pattern, max_shard_size=shard
     )
     for file, names in split.filename_to_tensors.items():
-        chosen = {name: tensors[name] for name in names}
-        save_tensors(chosen, folder / file, {"format": "pt"})
+        shard_tensors = {name: tensors[name] for name in names}
+        save_tensors(shard_tensors, folder / file, {"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
@@ -332,8 +331,8 @@ def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokeni
                 hf_tokenizer = AutoTokenizer.from_pretrained(
                     folder, local_files_only=True, trust_remote_code=False
                 )
-                plain = hf_tokenizer.encode("a", add_special_tokens=False)
-                surrounding = special_ids_around(hf_tokenizer.encode("a"), plain)
+                text_ids = hf_tokenizer.encode("a", add_special_tokens=False)
+                surrounding = special_ids_around(hf_tokenizer.encode("a"), text_ids)
             except Exception:  # Transformers raises nothing narrower
                 continue
         settings = _token_settings(hf_tokenizer.backend_tokenizer)
@@ -402,14 +401,14 @@ def create_folder(folder: Path, card: str) -> Iterator[Path]:
     that is empty; when the context ends without an error, it is renamed to `folder`.
     """
     refuse_existing(folder)
-    part = temporary_path_beside(folder)
+    temporary_folder = temporary_path_beside(folder)
     try:
         with disk_errors(folder):
-            part.mkdir(parents=True)
+            temporary_folder.mkdir(parents=True)
             if card:
-                (part / "README.md").write_text(card, "utf-8")
-            yield part
+                (temporary_folder / "README.md").write_text(card, "utf-8")
+            yield temporary_folder
             refuse_existing(folder)  # another process may have been faster
-            part.rename(folder)
+            temporary_folder.rename(folder)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)

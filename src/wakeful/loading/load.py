@@ -255,8 +255,10 @@ def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None
     """
     if device.type != "cpu":  # only the CPU computes with weights in files
         return True
-    size = sum(tensor.numel() * (dtype or tensor.dtype).itemsize for tensor in tensors.values())
-    return COPIES * size <= free_memory(device)
+    num_bytes = sum(
+        tensor.numel() * (dtype or tensor.dtype).itemsize for tensor in tensors.values()
+    )
+    return COPIES * num_bytes <= free_memory(device)
 
 
 def is_own_gguf(location: Location) -> bool:

@@ -153,8 +153,8 @@ class Model:
         if isinstance(tokenizer, Tokenizer):
             added = tokenizer.opening
         else:
-            plain = tokenizer.encode("a", add_special_tokens=False)
-            added, _ = special_ids_around(tokenizer.encode("a"), plain)
+            text_ids = tokenizer.encode("a", add_special_tokens=False)
+            added, _ = special_ids_around(tokenizer.encode("a"), text_ids)
         decoder = as_decoder(self.module)
         if decoder is None:  # only our own class's configuration has parts
             parts = getattr(self.module.config, "parts", {})
@@ -428,6 +428,6 @@ def _decode_stream(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str
         piece = stream.push(token)
         if piece:
             yield piece
-    rest = stream.flush()
-    if rest:
-        yield rest
+    last_piece = stream.flush()
+    if last_piece:
+        yield last_piece

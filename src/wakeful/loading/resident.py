@@ -71,12 +71,12 @@ def _without_inference_mode(tensor: Tensor) -> Tensor:
     """
     if not tensor.is_inference() or isinstance(tensor, Paged):
         return tensor
-    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    ordinary = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     layout = tensor.storage_offset(), tensor.shape, tensor.stride()
-    plain.set_(tensor.untyped_storage(), *layout)  # pyright: ignore[reportArgumentType]
+    ordinary.set_(tensor.untyped_storage(), *layout)  # pyright: ignore[reportArgumentType]
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(plain, requires_grad=tensor.requires_grad)
-    return plain
+        return nn.Parameter(ordinary, requires_grad=tensor.requires_grad)
+    return ordinary
 
 
 def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:

@@ -166,20 +166,22 @@ class Backcopy(Task):
         in_alphabet = np.zeros(_CODES, bool)
         in_alphabet[np.argsort(-frequencies, kind="stable")[: self.alphabet]] = True
         in_alphabet &= frequencies > 0
-        chosen = np.flatnonzero(in_alphabet)
-        if len(chosen) <= self.triggers:
+        alphabet_codes = np.flatnonzero(in_alphabet)
+        if len(alphabet_codes) <= self.triggers:
             raise WakefulError(
-                f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(chosen)} characters, "
-                f"and triggers = {self.triggers} must be fewer: what copies needs something to copy"
+                f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(alphabet_codes)} "
+                f"characters, and triggers = {self.triggers} must be fewer: what copies needs "
+                "something to copy"
             )
         index_of = np.cumsum(in_alphabet) - 1  # a character's number in the alphabet, by its code
-        size = len(chosen)
-        counts = np.zeros(size**2, np.int64)
+        num_characters = len(alphabet_codes)
+        counts = np.zeros(num_characters**2, np.int64)
         for text_codes in codes:
             characters = index_of[text_codes[in_alphabet[text_codes]]]
-            pairs = characters * size + np.roll(characters, -1)  # the first follows the last
+            followers = np.roll(characters, -1)  # the first follows the last
+            pairs = characters * num_characters + followers
             counts += np.bincount(pairs, minlength=len(counts))
-        return "".join(map(chr, chosen)), counts.reshape(size, size)
+        return "".join(map(chr, alphabet_codes)), counts.reshape(num_characters, num_characters)
 
 
 def _read_texts(source: str) -> list[str]:

@@ -42,9 +42,9 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     if query_scalar**-0.5 != c.attention_multiplier:
         problem = f"attention_multiplier = {c.attention_multiplier}"
         raise unsupported(config, f"{problem}, which is not one over the root of a whole number")
-    plain = llama.shared_config(config, max_length)
+    shared = llama.shared_config(config, max_length)
     decoder_config = dataclasses.replace(
-        plain,
+        shared,
         bias=bool(c.mlp_bias),
         query_scalar=query_scalar,
         embedding="plain" if c.embedding_multiplier == 1 else "scaled",
