@@ -95,7 +95,8 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = expand_home(folder).absolute(), progress or Display().stage
+    folder = expand_home(folder).absolute()
+    progress = progress or Display().stage
     tokenizer = _load_tokenizer(tokenizer, vocab_size)
     if validation_source is None and not 0 < validation_fraction < 1:
         raise WakefulError(

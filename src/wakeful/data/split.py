@@ -246,7 +246,8 @@ def choose_held_out(
     bytes_held_out = end_bytes + np.concatenate([[0], np.bincount(rank, sizes).cumsum()])
     # The whole text: these documents and the cut ones, whose ends are `fraction` of them.
     text_bytes = bytes_held_out[-1] - end_bytes + end_bytes / fraction
-    lowest, highest = 0 if end_bytes else 1, len(hashes) - 1
+    lowest = 0 if end_bytes else 1
+    highest = len(hashes) - 1  # at least one stays for training
     num_held_out = min(max(int((hashes < np.uint64(fraction * 2**64)).sum()), lowest), highest)
     while num_held_out > lowest and bytes_held_out[num_held_out] > 2 * fraction * text_bytes:
         num_held_out -= 1

@@ -202,8 +202,11 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
 
     `initial` is the record of that in the run's header.
     """
-    reference, layers = escape_markdown(initial.get("reference")), initial.get("layers") or []
-    arm, folder = escape_markdown(initial.get("arm", "")), _inheritance_folder(run)
+    reference, arm = (
+        escape_markdown(initial.get("reference")),
+        escape_markdown(initial.get("arm", "")),
+    )
+    layers = initial.get("layers") or []
     if "baseline" in initial:
         terms = "The license of that model holds here too."
         if initial.get("random") is True:
@@ -213,6 +216,7 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     else:
         which = f", its layers {format_layers(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{which}. Its license holds here too."
+    folder = _inheritance_folder(run)
     recipe = {} if folder is None else read_table(folder / "recipe.toml")
     bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
     bridges = from_table(tuple[BridgeGap, ...], initial.get("bridges", []), record="run.json")
