@@ -199,10 +199,8 @@ def _attend_to_rounded(
     `module`, the attention layer, holds the quantized cache that rounds.
     """
     cache = module.get_submodule(_NAME)
-    key, value = (
-        cache(heads.transpose(1, 2), part).transpose(1, 2)
-        for heads, part in ((key, "keys"), (value, "values"))
-    )
+    rounded_key = cache(key.transpose(1, 2), "keys").transpose(1, 2)
+    rounded_value = cache(value.transpose(1, 2), "values").transpose(1, 2)
     modeling_file = vars(sys.modules[type(module).__module__])
     interface = modeling_file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
     # "eager" is normally no entry of the interface: each modeling file defines its own function.
@@ -212,7 +210,7 @@ def _attend_to_rounded(
             f"{type(module).__name__} has no eager attention function: load it with "
             "attn_implementation='sdpa', or leave cache out of the scheme"
         )
-    return function(module, query, key, value, *rest, **more)
+    return function(module, query, rounded_key, rounded_value, *rest, **more)
 
 
 def _unsupported_attention(model: nn.Module) -> WakefulError:

@@ -838,7 +838,9 @@ def _layer_file_tensors(layer: QuantizedLinear) -> dict[str, Tensor]:
     tensors = {} if layer.bias is None else {"bias": layer.bias}
     if isinstance(grid, MxE2M1 | NvE2M1):
         tensors["weight_packed"] = layer.integers
-        tensors["weight_scale"] = layer.scale.view(_stored_scale_dtype(grid) or grid.scale_type)
+        scale_dtype = _stored_scale_dtype(grid)
+        assert scale_dtype is not None
+        tensors["weight_scale"] = layer.scale.view(scale_dtype)
         for name, outer in (("weight", layer.outer), ("input", layer.input_scale)):
             if outer is not None:  # by which the format divides
                 tensors[f"{name}_global_scale"] = outer.reshape(1).reciprocal()

@@ -48,20 +48,20 @@ def compare_to_uniform(damage: Damage) -> dict[str, Any]:
 
 def comparison_sentence(damage: Damage) -> str:
     """Return a sentence that compares the mixed model with a uniform format of no fewer bytes."""
-    result, count = compare_to_uniform(damage), len(damage.measurement.counts)
-    against = result["against"]
-    increase = format_interval(*damage.measurement.loss_increase(MIXED), count, "+")
+    result, measurement = compare_to_uniform(damage), damage.measurement
+    against, num_sequences = result["against"], len(measurement.counts)
+    increase = format_interval(*measurement.loss_increase(MIXED), num_sequences, "+")
     if against is None:
         return f"The chosen formats raise the loss by {increase} nats per token."
-    uniform_increase = format_interval(*damage.measurement.loss_increase(against), count, "+")
+    uniform_increase = format_interval(*measurement.loss_increase(against), num_sequences, "+")
     difference = format_interval(
-        result["difference"], result["difference_standard_error"], count, "+"
+        result["difference"], result["difference_standard_error"], num_sequences, "+"
     )
     sentence = (
         f"{result['verdict'].capitalize()}: the chosen formats raise the loss by {increase} nats "
         f"per token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {uniform_increase} in "
         f"{damage.bytes[against] / 1e6:,.1f} MB; difference, paired: {difference} (± its 95% "
-        f"interval, on {count} sequences that chose nothing)."
+        f"interval, on {num_sequences} sequences that chose nothing)."
     )
     return sentence.replace("-", "−")  # the signs of differences
 

@@ -419,36 +419,45 @@ class _Quantizer:
         Raises:
             WakefulError: a sequence would be both measured and calibrated on.
         """
-        bos, counts, texts = loaded.starts_with_bos(self.options.bos), self.counts, self.calibration
+        bos, counts = loaded.starts_with_bos(self.options.bos), self.counts
 
         def read(data: EvaluationData, count: int) -> list[list[int]]:
             if not count:
                 return []
             return data.sequences(loaded, length=length, num_sequences=count, bos=bos)
 
-        if not texts:
+        if not self.calibration:
             sequences = read(text, counts.measured + counts.calibration + counts.tuning)
         else:
-            calibration: list[list[list[int]]] = []
-            tuning: list[list[list[int]]] = []
-            for index, calibration_text in enumerate(texts):
-                # Its share of the sequences, if the texts give one each in turn.
-                num_calibration = len(range(index, counts.calibration, len(texts)))
-                num_tuning = len(range(index, counts.tuning, len(texts)))
-                part = read(calibration_text, num_calibration + num_tuning)
-                calibration.append(part[:num_calibration])
-                tuning.append(part[num_calibration:])
-            sequences = read(text, counts.measured)
-            if any(tokens in sequences for part in (*calibration, *tuning) for tokens in part):
+            measured, further = read(text, counts.measured), self._read_calibration_texts(read)
+            if any(tokens in measured for tokens in further):
                 raise WakefulError(
                     "calibration_text begins with the sequences that are measured: name another "
                     "text, or leave it out"
                 )
-            sequences += chain.from_iterable(calibration)
-            # A step of training reads the texts in turn.
-            in_turn = chain.from_iterable(zip_longest(*tuning))
-            sequences += [tokens for tokens in in_turn if tokens is not None]
+            sequences = measured + further
         return [torch.tensor([tokens], device=loaded.device) for tokens in sequences]
+
+    def _read_calibration_texts(
+        self, read: Callable[[EvaluationData, int], list[list[int]]]
+    ) -> list[list[int]]:
+        """Return sequences of the calibration texts, to calibrate on, then to train scales on.
+
+        `read` returns so many sequences of a text. The texts have equal shares of both; those to
+        train on are ordered so that a step of training reads the texts in turn.
+        """
+        counts, num_texts = self.counts, len(self.calibration)
+        calibration: list[list[int]] = []
+        tuning_by_text: list[list[list[int]]] = []
+        for index, text in enumerate(self.calibration):
+            # Its share, if the texts give one sequence each in turn.
+            num_calibration = len(range(index, counts.calibration, num_texts))
+            num_tuning = len(range(index, counts.tuning, num_texts))
+            sequences = read(text, num_calibration + num_tuning)
+            calibration += sequences[:num_calibration]
+            tuning_by_text.append(sequences[num_calibration:])
+        in_turn = chain.from_iterable(zip_longest(*tuning_by_text))
+        return calibration + [tokens for tokens in in_turn if tokens is not None]
 
     def _note_duration(
         self, loaded: Model, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor],
