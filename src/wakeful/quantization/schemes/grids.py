@@ -437,6 +437,7 @@ class _E2M1(_Float):
     bits: int = field(init=False, default=4)
 
     def round_to_format(self, x: Tensor) -> Tensor:
+        """Return the number of the format nearest to each value of x, which is −6 to 6 already."""
         # Numbers lie half of the power of two at or below |x| apart, which is read from the bits of
         # the exponent in float32; below 1 they are ½ apart too.
         power = (x.detach().view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
