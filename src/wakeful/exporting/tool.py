@@ -77,8 +77,8 @@ def export(
             storage="f16" if options.gguf == "auto" else options.gguf, name=loaded.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
-    kind = architecture_to_write(loaded.decoder().config, loaded.wakeful_tokenizer)[0]
-    card = model_card(loaded, kind, command, done=done)
+    model_type = architecture_to_write(loaded.decoder().config, loaded.wakeful_tokenizer)[0]
+    card = model_card(loaded, model_type, command, done=done)
     dtype = loaded.export_dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     return write(
         loaded.decoder(), folder, tokenizer=loaded.wakeful_tokenizer, dtype=dtype, card=card,

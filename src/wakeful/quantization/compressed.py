@@ -514,7 +514,7 @@ def _match_transformers_layers(
     Raises:
         WakefulError: a layer, or the tokenizer, has no equivalent there.
     """
-    kind, layout = stock.config.model_type, _transformers_layout(stock.config)
+    model_type, layout = stock.config.model_type, _transformers_layout(stock.config)
     _check_experts(schemes, stock, layout)
     widths: dict[str, int] = {}
     for name, layer in stock.layers.items():
@@ -526,13 +526,14 @@ def _match_transformers_layers(
         if name not in layout.experts and layout.linears.get(name) != tuple(shape):
             raise WakefulError(
                 f"{FORMAT} holds an nn.Linear of Transformers, or an expert that files store by "
-                f"itself, and {name} of a {kind} is neither: {_MEASURE_ONLY}"
+                f"itself, and {name} of a {model_type} is neither: {_MEASURE_ONLY}"
             )
     _check_group_widths(schemes, widths)
     read_tokenizer = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
     if tokenizer is not None and read_tokenizer is None:
         raise WakefulError(
-            f"Transformers reads another tokenizer for a {kind} than this model's: {_MEASURE_ONLY}"
+            f"Transformers reads another tokenizer for a {model_type} than this model's: "
+            f"{_MEASURE_ONLY}"
         )
     return layout, read_tokenizer
 
@@ -654,13 +655,13 @@ def _decoder_to_stock_model(
     assert isinstance(model, Decoder)
     tensors_by_name = parameters | dict(model.named_buffers())  # a buffer: softmax-1's constant
     plain = dataclasses.replace(model.config, mlp_rotation=False)  # written as a transform instead
-    kind, config = stock_architecture(plain)
-    if kind == WakefulConfig.model_type:
+    model_type, config = stock_architecture(plain)
+    if model_type == WakefulConfig.model_type:
         raise WakefulError(
             f"{FORMAT} is for stock architectures, and this is our own class: {_MEASURE_ONLY}; "
             "the cures --rotate hadamard, --rotate_inner and --sinks leave a stock one"
         )
-    family = FAMILIES[kind]
+    family = FAMILIES[model_type]
     rotated: list[str] = []
     attentions: dict[str, QuantizedCache] = {}
     layers: dict[str, nn.Module] = {}
@@ -686,7 +687,7 @@ def _decoder_to_stock_model(
             tensors[hf_name] = link.join(parts)
         elif len(owners) > 1:
             raise WakefulError(
-                f"{FORMAT} has one number format per matrix, and {hf_name} of a {kind} joins "
+                f"{FORMAT} has one number format per matrix, and {hf_name} of a {model_type} joins "
                 f"several of ours: {_MEASURE_ONLY}"
             )
         else:

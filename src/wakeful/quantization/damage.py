@@ -233,8 +233,8 @@ def _correlation_sentence(predictor: str, damage: str, frames: Mapping[str, pl.D
     for name, frame in frames.items():
         rho = rank_correlation(frame, "kurtosis_rest")
         if rho is not None:
-            count = len(_finite_rows(frame, "kurtosis_rest"))
-            verb = _prediction_strength(rho, count)
+            num_pairs = len(_finite_rows(frame, "kurtosis_rest"))
+            verb = _prediction_strength(rho, num_pairs)
             schemes_by_verb[verb].append(f"{name} (ρ = {rho:+.2f})")
     clauses = [
         f"{verb} {damage} under {', '.join(schemes)}"
@@ -246,10 +246,10 @@ def _correlation_sentence(predictor: str, damage: str, frames: Mapping[str, pl.D
     return f"{predictor} {'; it '.join(clauses)}.".replace("-", "−")  # the signs of ρ
 
 
-def _prediction_strength(rho: float, count: int) -> str:
-    """Return in words how well a figure predicts another, from Spearman's ρ over `count` pairs."""
-    t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho**2))
-    is_significant = t >= student_quantile(count - 2)
+def _prediction_strength(rho: float, num_pairs: int) -> str:
+    """Return in words how well a figure predicts another, by Spearman's ρ of `num_pairs` pairs."""
+    t = abs(rho) * math.sqrt((num_pairs - 2) / max(1e-12, 1 - rho**2))
+    is_significant = t >= student_quantile(num_pairs - 2)
     if rho <= 0 or not is_significant:
         return "does not predict"
     return "predicts" if rho >= _STRONG_CORRELATION else "weakly predicts"

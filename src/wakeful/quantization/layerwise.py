@@ -191,13 +191,13 @@ def _group_by_block(
 def _split_by_memory(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
     """Yield the layers in groups whose XᵀX (float32) take at most `PRODUCTS` bytes together."""
     group: dict[str, nn.Module] = {}
-    size = 0
+    group_bytes = 0
     for name, layer in layers.items():
-        layer_size = 4 * weight_and_bias(layer)[0].shape[1] ** 2
-        if group and size + layer_size > PRODUCTS:
+        layer_bytes = 4 * weight_and_bias(layer)[0].shape[1] ** 2
+        if group and group_bytes + layer_bytes > PRODUCTS:
             yield group
-            group, size = {}, 0
+            group, group_bytes = {}, 0
         group[name] = layer
-        size += layer_size
+        group_bytes += layer_bytes
     if group:
         yield group

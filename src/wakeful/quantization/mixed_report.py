@@ -18,8 +18,10 @@ def smallest_larger_uniform(damage: Damage) -> str | None:
     """Return the name of the smallest uniform format (one for all layers) that takes at least as
     many bytes as the mixed model; None if there is none.
     """
-    size = damage.bytes[MIXED]
-    larger = [name for name in damage.schemes if name != MIXED and damage.bytes[name] >= size]
+    mixed_bytes = damage.bytes[MIXED]
+    larger = [
+        name for name in damage.schemes if name != MIXED and damage.bytes[name] >= mixed_bytes
+    ]
     return min(larger, key=lambda name: damage.bytes[name], default=None)
 
 

@@ -346,10 +346,10 @@ class _Quantizer:
     ) -> list[LayerCost]:
         """Return the cost of each layer alone under the only scheme, with progress shown."""
         quantized_model = next(iter(models.values())).module
-        label, count = f"{loaded.name}: layers alone", len(quantized_layers(quantized_model))
+        label, num_layers = f"{loaded.name}: layers alone", len(quantized_layers(quantized_model))
         return measure_layer_costs(
             loaded.module, quantized_model, sequences,
-            on_progress=lambda done: self.session.show.count(label, done, count),
+            on_progress=lambda done: self.session.show.count(label, done, num_layers),
         )  # fmt: skip
 
     def _create_search(
@@ -489,9 +489,9 @@ class _Quantizer:
 
     def _calibration_passes(self) -> float:
         """Return the forward passes over a sequence that calibrate all schemes, one by one."""
-        count = self.counts.calibration
-        return count * sum(
-            1.0 if scheme.method is None else scheme.method.forward_passes(count)
+        num_sequences = self.counts.calibration
+        return num_sequences * sum(
+            1.0 if scheme.method is None else scheme.method.forward_passes(num_sequences)
             for scheme in self.schemes
             if scheme.calibrated
         )
