@@ -235,9 +235,9 @@ def _draw_choosable_heads(
     chart = chart.transform_filter("datum.of === shown")
     # Parts go into fields of their own: a head that is chosen again is split again.
     chart = chart.transform_calculate(lines="split(datum.weights, '|')")
-    chart = _number_entries(chart, "lines", "line", "query", [])
+    chart = _split_list(chart, "lines", "line", "query", [])
     chart = chart.transform_calculate(cells="split(datum.line, '')")
-    chart = _number_entries(chart, "cells", "cell", "key", ["query"])
+    chart = _split_list(chart, "cells", "cell", "key", ["query"])
     chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
     share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
     chart = chart.transform_calculate(weight=f"pow({share}, 2)")
@@ -345,22 +345,23 @@ def _draw_cells(
     if not rows:
         return None
     chart = heatmap(alt.InlineData(values=rows), x, y, "value", legend, **more)
-    chart = _number_entries(chart, unit_name, "counted", "column", ["shown", "row"])
+    chart = _split_list(chart, unit_name, "counted", "column", ["shown", "row"])
     chart = chart.transform_filter("datum.counted !== null")
     return chart.transform_calculate(value=f"datum.counted / {units_in_1}")
 
 
-def _number_entries(
-    chart: alt.Chart, parts: str, part: str, number_field: str, groupby: Sequence[str]
+def _split_list(
+    chart: alt.Chart, list_field: str, entry_field: str, index_field: str, groupby: Sequence[str]
 ) -> alt.Chart:
-    """Split each row of a chart's data into one for every entry of the list in field `parts`.
+    """Split each row of a chart's data into one for every entry of the list in `list_field`.
 
-    The entry goes to field `part` and its index, from 0 within its group, to `number_field`.
+    The entry goes to `entry_field` and its index, from 0 among rows that agree in the fields
+    `groupby`, to `index_field`.
     """
-    chart = chart.transform_flatten([parts], as_=[part])
+    chart = chart.transform_flatten([list_field], as_=[entry_field])
     number: Any = [{"op": "row_number", "as": "number"}]
     chart = chart.transform_window(number, groupby=list(groupby))
-    return chart.transform_calculate(**{number_field: "datum.number - 1"})
+    return chart.transform_calculate(**{index_field: "datum.number - 1"})
 
 
 def parse_cells(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:

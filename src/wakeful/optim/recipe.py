@@ -118,13 +118,13 @@ class RotationRecipe:
             self.shared[device, dtype, width] = rotation
         return rotation
 
-    def check_memory(self, work: Iterable[tuple[Tensor, tuple[int, ...]]]) -> None:
-        """Raise `WakefulError` if the rotations of these (parameter, rotated axes) do not fit in
-        their device's free memory.
+    def check_memory(self, rotated_axes: Iterable[tuple[Tensor, tuple[int, ...]]]) -> None:
+        """Raise `WakefulError` if the rotations of parameters, (parameter, its rotated axes) each,
+        do not fit in their device's free memory.
         """
         # For each device: (width, bytes of an element) of every rotation.
         sizes_on: dict[torch.device, list[tuple[int, int]]] = {}
-        for parameter, axes in work:
+        for parameter, axes in rotated_axes:
             sizes = sizes_on.setdefault(parameter.device, [])
             for axis in axes:
                 size = (parameter.shape[axis], moment_dtype(parameter).itemsize)

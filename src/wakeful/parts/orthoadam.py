@@ -303,11 +303,11 @@ def transform_factors(width: int, device: torch.device, dtype: torch.dtype) -> t
     if odd << bits <= LARGEST_FACTOR or bits < 3:
         sizes.append((odd, 1 << bits))
     else:
-        if odd > 1:
-            sizes.append((odd, 1))
+        sizes.append((odd, 1))
         pieces = math.ceil(bits / 5)  # each of 2⁵ at most, as equal as they can be
         sizes += [(1, 2 ** (bits // pieces + (i < bits % pieces))) for i in range(pieces)]
-    return tuple(_factor(m, p, device, dtype) for m, p in (*sizes, (1, TAIL)) if m * p > 1)
+    sizes.append((1, TAIL))
+    return tuple(_factor(*size, device, dtype) for size in sizes if size != (1, 1))
 
 
 def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -132,7 +132,7 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
             continue  # the same columns would give the same bounds
         part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
         G = gram(part, columns if causal else None)
-        bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding(A.dtype, A.shape[0])))
+        bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding_error(A.dtype, A.shape[0])))
         if bounds.closed:
             return bounds.high
         previous = len(columns)
@@ -177,7 +177,7 @@ def top_columns_bounds(
         G[low:high, low:high].addmm_(part.T, part)
     assert G is not None
     energy = float(column_energy.sum())
-    return _spectrum_bounds(G, energy, tau, rounding(G.dtype, heads.length))
+    return _spectrum_bounds(G, energy, tau, rounding_error(G.dtype, heads.length))
 
 
 def kept_columns(column_energy: Float[Tensor, "L"], high: int, drop: float) -> Int[Tensor, "m"]:
@@ -211,8 +211,9 @@ def gram(A: Float[Tensor, "L m"], columns: Int[Tensor, "m"] | None) -> Float[Ten
     return G
 
 
-def rounding(dtype: torch.dtype, size: int) -> float:
-    """Return a bound of float arithmetic's error of S_k, as a fraction of F.
+def rounding_error(dtype: torch.dtype, size: int) -> float:
+    """Return a bound of the rounding error of S_k, the sum of the k largest σ², as a fraction of
+    F, the sum of all; in arithmetic of `dtype` with L = `size` tokens.
 
     ε √L: rounding errors add like a random walk over L. On a trained model's 1,024-token heads
     the largest error of any S_k was a quarter of this bound.

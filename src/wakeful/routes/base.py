@@ -131,8 +131,8 @@ class ValueRoute(Variant, nn.Module):
         return attend(q, keys, values)
 
     def shares(self, layer: int) -> tuple[float, ...]:
-        """Return s_1 … s_n of a route whose `attend` calls attention n times, in this order, and
-        returns U = Σ s_m A_m V.
+        """Return the factors s_1 … s_n of this layer's attention calls: `attend` calls attention n
+        times, with weights A_1 … A_n, and returns Σ s_m A_m V.
 
         Probes see Σ s_m A_m. An empty tuple means that no single L × L matrix describes the layer's
         attention.
@@ -140,9 +140,8 @@ class ValueRoute(Variant, nn.Module):
         return (1.0,)
 
     def heads_per_value(self, layer: int) -> int:
-        """Return the number n of heads whose values are concatenated for `attend`.
-
-        Each of the n heads attends to the concatenation, which is repeated n times.
+        """Return the number n of key/value heads that share their values: `attend` gives attention
+        the values of all n side by side, n times, once for each head. 1: none are shared.
         """
         return 1
 
