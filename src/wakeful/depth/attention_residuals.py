@@ -85,7 +85,7 @@ class AttentionResiduals(SublayerMix):
 
     def logits(self, reader: int, outputs: Sequence[Tensor]) -> Tensor:
         """Return w · RMSNorm(v_j) (J, B, L) of a reader (from 1) for J earlier outputs v_j."""
-        query = self.queries[str(reader)]
+        query = self.queries[str(reader)]  # as RMSNorm's weight: the sum is the dot product
         return torch.stack(
             [F.rms_norm(v, v.shape[-1:], query.to(v.dtype), _EPS).sum(-1) for v in outputs]
         )

@@ -159,8 +159,9 @@ def _run_kernel(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """Return attention (B, L, H, d) by a fused kernel: torch's own, or ours for a sink. It is
-    masked by `keep` or, as kernels do it without a mask, `causal`.
+    """Return attention (B, L, H, d) by a fused kernel: torch's own, or ours for a sink.
+
+    `keep` is the mask, None for none; with `causal`, kernels mask later keys without one.
     """
     if sink is not None:
         check_kernel(q)

@@ -272,7 +272,7 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
         blocks = rows.reshape(groups, size, width)
         if isinstance(factor, int):
             spectrum = torch.fft.fft(blocks, dim=1, norm="ortho")
-            transformed = spectrum.real - spectrum.imag
+            transformed = spectrum.real - spectrum.imag  # Σ x (cos + sin)
         elif width == 1:  # the innermost factor: one product for all groups
             transformed = blocks[..., 0] @ factor
         else:
