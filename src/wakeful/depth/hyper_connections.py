@@ -60,8 +60,9 @@ class HyperConnections(SublayerMix):
     def start_plain(self) -> str:
         """Set all parameters to the start that the class describes, which is the plain stream."""
         for sublayer, (width, depth) in enumerate(zip(self.width, self.depth, strict=True)):
+            # Column 0 is A_i0, of the sublayer's input; the others are A_ij, of the new streams.
             width.zero_()[:, 1:].fill_diagonal_(1.0)
-            width[sublayer % self.streams, 0] = 1.0  # column 0 is A_i0, a sublayer's input
+            width[sublayer % self.streams, 0] = 1.0
             depth.fill_(1.0)
             if self.dynamic:
                 self.maps[sublayer].get_parameter("weight").zero_()

@@ -69,10 +69,10 @@ def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Dr
     """
     longest = max(longest, diagnosis.length)
     domain: tuple[float, float] = SHARE
-    kind: Any = "linear"
+    scale_type: Any = "linear"
     ticks: Any = alt.Undefined
     if metric_map.metric == "rank":
-        domain, kind = (1.0, float(longest)), "log"
+        domain, scale_type = (1.0, float(longest)), "log"
         ticks = [rank for rank in RANKS if rank <= longest]
     elif metric_map.metric == "entropy":
         domain = (0.0, round_up(longest))
@@ -88,7 +88,7 @@ def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Dr
     tooltip = ["layer:O", "head:O", tip("value", ",.3~g", title=metric_map.title),
                "kind:N"]  # fmt: skip
     legend = alt.Legend(title=metric_map.title, values=ticks, gradientLength=240)
-    cells = heatmap(frame, x, y, "shown", legend, type=kind, domain=domain, tooltip=tooltip)
+    cells = heatmap(frame, x, y, "shown", legend, type=scale_type, domain=domain, tooltip=tooltip)
     bound, height = frame.filter(kind="bound"), 14 * frame["head"].n_unique()
     if bound.is_empty():
         return wide(cells, height)

@@ -93,8 +93,8 @@ class Cache:
         return tensor[:, :, self.prefix_length : end].transpose(1, 2)
 
     def owned(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return what `read` does, or heads of width G = 0 where the slot does not exist or nothing
-        was stored in it.
+        """Return what `read` does, or a tensor without heads (G = 0) where the slot does not exist
+        or nothing was stored in it.
         """
         if self._tensors.get(slot) is None:
             return torch.empty(self.batch_size, self.length, 0, self._width, dtype=self._dtype)

@@ -26,8 +26,10 @@ class NotTrusted(WakefulError):
     """A file names a module outside the package that the user did not allow with `--import`."""
 
     def __init__(self, name: str, folder: str = "", files: Mapping[str, str] | None = None) -> None:
-        """Build the message: `folder` names the object `name` (`module:Name`), and `files` are the
-        files that the folder recorded for its modules, which `--import` is suggested for.
+        """Build the message: a file in `folder` names the object `name` (`module:Name`).
+
+        `files` are the files of all modules that the folder names, by module, as it recorded them:
+        `--import` is suggested for those that are not allowed.
         """
         module = name.partition(":")[0]
         files = files or {}
