@@ -229,8 +229,8 @@ def _float32_logits(
     """Return the last logits of tokens, computed in float32 whatever type the weights have, and
     inside another context if one is given.
     """
-    first = next(model.parameters(), None)
-    device = tokens.device if first is None else first.device
+    weight = next(model.parameters(), None)
+    device = tokens.device if weight is None else weight.device
     has_16_bits = any(parameter.element_size() == 2 for parameter in model.parameters())
     widened = InFloat32() if has_16_bits else nullcontext()
     # Rotary frequencies are in no file; those of a 16-bit model would be rounded.

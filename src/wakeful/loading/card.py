@@ -202,10 +202,8 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
 
     `initial` is the record of that in the run's header.
     """
-    reference, arm = (
-        escape_markdown(initial.get("reference")),
-        escape_markdown(initial.get("arm", "")),
-    )
+    reference = escape_markdown(initial.get("reference"))
+    arm = escape_markdown(initial.get("arm", ""))
     layers = initial.get("layers") or []
     if "baseline" in initial:
         terms = "The license of that model holds here too."
