@@ -180,7 +180,7 @@ def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:
             set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
     shared = [inner for inner, weight in part.named_parameters() if isinstance(weight, Paged)]
     to_copy = {inner: tensor for inner, tensor in state.items() if inner not in shared}
-    part.load_state_dict(to_copy, strict=not shared)
+    part.load_state_dict(to_copy, strict=not shared)  # shared weights are missing from `to_copy`
 
 
 def _start_variants(target: Decoder, base: Decoder, sources: Sequence[int]) -> None:

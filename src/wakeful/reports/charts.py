@@ -399,7 +399,8 @@ def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     There is one for each field that is encoded as a shape or dash without a legend of the chart's
     own and has several names, if the chart's names can be switched on and off; otherwise none.
     """
-    if all(parameter["name"] != HIDDEN for parameter in spec.get("params", ())):
+    parameter_names = [parameter["name"] for parameter in spec.get("params", ())]
+    if HIDDEN not in parameter_names:  # no names can be switched off
         return {}
     options: dict[str, dict[str, Any]] = {}
     for channel, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):

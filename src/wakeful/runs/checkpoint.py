@@ -363,7 +363,8 @@ def _restore_groups(
     state; what it was built with is the entry `BUILT`. In torch's and ours, and in older
     checkpoints without that entry, only those in `CHANGING` are state, such as the learning rate.
 
-    `restore` returns an entry's value from its JSON; see `load_optimizer`.
+    `restore(value, parameter, moved=True)` returns an entry's value from its JSON, with tensors on
+    the parameter's device.
 
     Raises:
         WakefulError: the number of groups or an option differs.

@@ -255,13 +255,16 @@ class Run:
             yield
 
     def _refuse_links(self) -> None:
-        """Raise `WakefulError` where writing here would change a file that lies elsewhere."""
+        """Raise `WakefulError` if a path that a run writes to is a symbolic link, by which a file
+        elsewhere would be changed, or a device or pipe.
+        """
         for name in (".lock", *LOGS, "checkpoints", "tensorboard", "wandb", "jobs"):
             refuse_link(self.path / name)
             if (self.path / name).exists() and not _is_plain(self.path / name):
                 raise WakefulError(f"{self.path / name} is neither a file nor a folder")
-        for entry in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
-            refuse_link(entry)
+        if self.checkpoints.is_dir():
+            for entry in self.checkpoints.iterdir():
+                refuse_link(entry)
 
     def append(self, *rows: Mapping[str, Any], log: str = "metrics.jsonl") -> None:
         """Add rows to a file that grows by them."""

@@ -96,7 +96,8 @@ _LARGEST_EXPONENT = 700.0
 def finish_run(training: Training) -> None:
     """Evaluate, continue the sample prompts and write the run's figures.
 
-    The first process alone writes, with the whole model; the others wait.
+    Every process calls it and evaluates; the rest is the first process's work, with the whole
+    model.
     """
     config, run, steps = training.config, training.run, training.config.train.steps
     frame, row = validate(training, steps)
