@@ -172,7 +172,7 @@ def data_facts(data: Data) -> DataFacts:
 
 
 def check_same_data(run: Run, data: Data) -> None:
-    """Raise `WakefulError` if the data is not that on which the run was begun."""
+    """Raise `WakefulError` if the data is not that on which the run was begun, wherever it lies."""
     if run.read(DataFacts, "data.json").anywhere != data_facts(data).anywhere:
         raise WakefulError(
             f"{run.path} was trained on other data than data.source gives now: the text, what is "

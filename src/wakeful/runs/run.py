@@ -428,13 +428,15 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
 
 
 def read_windows(path: Path) -> pl.DataFrame:
-    """Return the losses of validation windows, each finite and of at least one token.
+    """Return the losses of validation windows, with the column `domain` too for a mixture.
 
-    Those of a mixture have the column `domain` too.
+    Raises:
+        WakefulError: there is no window, or one twice, or one without a finite loss or tokens.
     """
     frame = read_frame(path, VALIDATION, optional={"domain": pl.String})
     if frame.is_empty():
         raise WakefulError(f"{path} has no validation windows")
+    # A larger loss is finite, but not its square, which errors are computed from.
     sound = pl.col("loss").is_finite() & (pl.col("loss").abs() < _LARGEST_LOSS)
     good = frame.select(sound & (pl.col("tokens") > 0)).to_series()
     if frame.null_count().sum_horizontal().item() or not good.all():
@@ -509,7 +511,7 @@ def save_tensors(
         path.unlink()
     save_file(_separate_tensors(tensors), path, metadata)
     for tensor in tensors.values():
-        if isinstance(tensor, Paged):
+        if isinstance(tensor, Paged):  # a weight that stays in its file: give back the memory
             release_pages(tensor.stored)
     path.chmod(mode)
 

@@ -160,11 +160,12 @@ def comparison_headline(comparison: ComparedRuns) -> str:
 
 
 def next_diagnosis(comparison: ComparedRuns) -> NextStep:
-    """Return the command that diagnoses the variant with the lowest loss."""
+    """Return the command that diagnoses the variant with the lowest loss, its first seed's run."""
+    # Variants that share no seed with the baseline have no difference; the baseline has 0.
     rows = tables.summary_table(comparison).filter(pl.col("difference").is_finite())
     best = rows.sort("difference", maintain_order=True)["variant"][0]
     run = comparison.of(best)[0]
-    lowest = ", the lowest" if len(rows) > 1 else ""  # the baseline's row is always there
+    lowest = ", the lowest" if len(rows) > 1 else ""
     return NextStep(f"look inside {best}{lowest}", f"wakeful diagnose {shlex.quote(str(run.path))}")
 
 
