@@ -149,7 +149,8 @@ def lower_bound(groups: Sequence[Sequence[FormatChoice]], budget: int) -> float:
         total = sum(choice.bytes for choice in cheapest)
         return sum(choice.cost for choice in cheapest) + price * (total - budget), total
 
-    # The dual is concave in the price; its slope is the number of bytes beyond the budget.
+    # The dual is concave in the price; its slope is the number of bytes beyond the budget. So the
+    # price is doubled until the cheapest choices fit the budget, and then bisected.
     best, total = dual(0.0)
     low, high = 0.0, 1e-12
     while total > budget and high < 1e12:

@@ -86,8 +86,8 @@ def reference_product(
     weights: Operands,
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "M N"]:
-    """Return x̂ Ŵᵀ of dequantized inputs and weights, in `dtype`; x Ŵᵀ where inputs are not
-    quantized.
+    """Return x̂ Ŵᵀ of dequantized inputs and weights, computed in `dtype`, as float32; x Ŵᵀ in
+    float32 where inputs are not quantized.
 
     `inputs` is the number format of the inputs and `scales` their scales, both None for inputs in
     full precision.

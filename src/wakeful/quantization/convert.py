@@ -138,7 +138,8 @@ def group_by_scheme(
 ) -> dict[Scheme, dict[str, nn.Module]]:
     """Return the layers grouped by their scheme.
 
-    That is `scheme`, unless the layer's name matches a pattern in `layer_schemes`.
+    That is the scheme of the first pattern in `layer_schemes` that matches the layer's name, or
+    else `scheme`.
 
     Raises:
         WakefulError: a pattern matches nothing, or its scheme is not of weights and inputs.

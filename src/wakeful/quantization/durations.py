@@ -30,8 +30,9 @@ def estimate_forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> fl
 
     A shorter pass comes first, so that one-time work of a first call is not timed.
     """
-    start_of_text = tokens[:, : first_target(model) + _TOKENS]
-    logits_of(model, start_of_text[:, : first_target(model) + 1])
+    first = first_target(model)  # no pass may have fewer tokens than come before it
+    start_of_text = tokens[:, : first + _TOKENS]
+    logits_of(model, start_of_text[:, : first + 1])
     start = time.perf_counter()
     logits_of(model, start_of_text)
     synchronize(tokens.device)

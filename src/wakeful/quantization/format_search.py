@@ -321,7 +321,7 @@ class FormatSearch:
 
         Embeddings are rounded to nearest, whatever the format's method.
         """
-        schemes = {
+        schemes = {  # those that fit at least one group of layers
             name: scheme for name, scheme in self.engine.schemes.items()
             if any(name in names for names in self.unscored.format_names)
         }  # fmt: skip

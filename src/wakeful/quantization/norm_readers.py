@@ -55,9 +55,9 @@ def _trace_readers(
         return output
 
     def record_reader(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        _, norm = norm_outputs.get(id(args[0]), (None, None)) if args else (None, None)
-        if norm is None:
+        if not args or id(args[0]) not in norm_outputs:
             return args
+        _, norm = norm_outputs[id(args[0])]
         readers_by_norm.setdefault(norm, []).append(name)
         if norm in doubled_norms:
             return args[0] / _alternate_ones_and_twos(args[0]), *args[1:]

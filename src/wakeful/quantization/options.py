@@ -98,7 +98,7 @@ class QuantizeOptions(ReadingOptions):
             if self.chooses_formats and getattr(self, name) < 2:
                 raise WakefulError(f"{name} = {getattr(self, name)}: give 2 or more, {reason}")
         for pair in self.layer_schemes:
-            if not all(pair.partition("=")):
+            if not all(pair.partition("=")):  # a pattern, the sign and a scheme
                 raise WakefulError(
                     f"layer_schemes = {pair!r}: must be PATTERN=SCHEME, as lm_head=w8a8"
                 )

@@ -591,6 +591,7 @@ def _scheme_layer_parts(damage: Damage, name: str) -> Iterator[Part]:
         if len(earlier_errors) != len(errors):  # of other layers
             continue
         log_ratios = (earlier_errors / errors).log().abs()
+        # No median, where no error is finite, counts as equal errors.
         if (log_ratios.median() or 0) < _MAX_LOG_RATIO:  # pyright: ignore
             yield Fold(f"{name}: nearly the same errors as {earlier}", [chart, worst])
             return

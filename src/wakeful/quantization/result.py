@@ -82,7 +82,7 @@ class Quantization(MeasuredResult):
             "costs": cost_frame(self.costs, self._measured).to_dicts() if self.costs else [],
             "smallest": self._mixed_summary,
         }  # fmt: skip
-        return json.loads(json.dumps(figures))
+        return json.loads(json.dumps(figures))  # as it is read from the file: without tuples
 
     @property
     def report(self) -> Report:
@@ -191,7 +191,7 @@ class QuantizationMatrix(MeasuredResult):
             "models": [result.summary for result in self.results.values()],
             "kurtosis_predicts": describe_prediction(self._damages),
         }
-        return json.loads(json.dumps(figures))
+        return json.loads(json.dumps(figures))  # as it is read from the file: without tuples
 
     @property
     def report(self) -> Report:

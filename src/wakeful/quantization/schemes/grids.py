@@ -478,8 +478,8 @@ class MxE2M1(_E2M1):
         return torch.float8_e8m0fnu
 
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
-        """Return a power of two as the scale for values between `smallest` and `largest`; 1 where
-        all are zero.
+        """Return s = 2^(e − 2) for values between `smallest` and `largest`, with e = ⌊log₂ max|x|⌋,
+        and one more from 1.75 · 2^e on; 1 where all are zero.
         """
         magnitude = _max_magnitude(smallest, largest)
         # frexp's fraction is ½ to 1, so that e = exponent − 1, and 1.75 · 2^e is at 0.875.
