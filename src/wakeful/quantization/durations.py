@@ -30,7 +30,7 @@ def estimate_forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> fl
 
     A shorter pass comes first, so that one-time work of a first call is not timed.
     """
-    first = first_target(model)  # no pass may have fewer tokens than come before it
+    first = first_target(model)  # the position of the first token to predict
     start_of_text = tokens[:, : first + _TOKENS]
     logits_of(model, start_of_text[:, : first + 1])
     start = time.perf_counter()
