@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, CTRLConfig, CTRLLMHeadModel
 import wakeful
 from evaluation.models import save_llama
 from wakeful.errors import WakefulError
+from wakeful.loading.load import _stock_tokenizer as stock_tokenizer
 from wakeful.quantization import quantize_module
 
 TOKENS = torch.arange(12)[None]
@@ -136,6 +137,20 @@ def test_settings_of_a_tokenizer_that_are_no_such_thing_are_named(
     with pytest.raises(WakefulError, match=rf"{setting}.* must") as refused:
         wakeful.export(folder, tmp_path / "llama.gguf")
     assert "tokenizer_config.json" in str(refused.value)
+
+
+def test_settings_are_those_beside_a_tokenizer_without_one_file(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n", "utf-8")
+    settings = {"tokenizer_class": "BertTokenizer", "chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    damaged = json.dumps(settings | {"chat_template": 5})
+    (tmp_path / "tokenizer_config.json").write_text(damaged, "utf-8")  # of another model, above
+    assert stock_tokenizer(folder).convert_tokens_to_ids(["a", "b"]) == [5, 6]
+    (folder / "tokenizer_config.json").write_text(damaged, "utf-8")
+    with pytest.raises(WakefulError, match=r"bert/tokenizer_config\.json: the chat template"):
+        stock_tokenizer(folder)
 
 
 def test_an_adapters_folder_names_its_base(tmp_path: Path) -> None:

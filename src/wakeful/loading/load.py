@@ -445,7 +445,7 @@ def _stock_tokenizer(
     with wrap_errors(f"{source} has no tokenizer that can be loaded"), looked_up:
         if "gguf_file" not in options:
             file = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
-            check_tokenizer_files(Path(file or source).parent)
+            check_tokenizer_files(Path(file).parent if file else Path(source))
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, **options
         )
