@@ -55,16 +55,16 @@ def measure_differences(
     dtype_name = str(dtype).removeprefix("torch.")
     by_dtype = {dtype_name: logit_difference(expected, (cured(row[None]) for row in text))}
     if dtype != torch.bfloat16:
-        run_cured = _bfloat16(cured)
+        run_cured = _as_bfloat16(cured)
         cured_logits = (run_cured(row[None]) for row in text)
         by_dtype["bfloat16, cured"] = logit_difference(expected, cured_logits)
-        run_plain = _bfloat16(plain)
+        run_plain = _as_bfloat16(plain)
         plain_logits = (run_plain(row)[:, len(prefix) :] for row in prefixed_rows)
         by_dtype["bfloat16, not cured"] = logit_difference(expected, plain_logits)
     return by_dtype
 
 
-def _bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
+def _as_bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
     """Return a function from token ids (B, L) to a decoder's logits (B, L, V) in bfloat16, without
     changing the decoder.
     """

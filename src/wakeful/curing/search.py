@@ -463,7 +463,8 @@ class _Search:
         """Measure a candidate in every format and add its trials, unless `stock` excludes it."""
         self.on_progress(str(candidate))
         cured = self._apply(candidate)
-        if self.stock and stock_architecture(cured.config)[0] == WakefulConfig.model_type:
+        model_type, _ = stock_architecture(cured.config)
+        if self.stock and model_type == WakefulConfig.model_type:  # of our own class
             return
         self.trials.append(tuple(self._measure(cured, candidate, scheme) for scheme in schemes))
 

@@ -382,8 +382,8 @@ class _CureTask:
 
     @property
     def types(self) -> Mapping[str, torch.dtype] | None:
-        """Types of the weights that are written in another type than `stored`, by name; None to
-        write all in `stored`.
+        """Types of the weights that are written in another type than `stored`, by name: those that
+        the original's files have. None, to write all in `stored`, if --stored names a type.
         """
         return self.loaded.types if self.options.stored == "auto" else None
 
@@ -471,7 +471,8 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
     if options.sinks:
         surgery.check_replaceable(plain)
     if options.prefix:
-        surgery.check_stores(plain, int(options.prefix) if options.prefix.isdecimal() else 1)
+        num_tokens = int(options.prefix) if options.prefix.isdecimal() else 1
+        surgery.check_stores(plain, num_tokens)
     if options.prefix == "bos" and loaded.bos is None:
         raise WakefulError(
             f"{loaded.name} has no BOS token: choose the token on the text by --prefix auto"

@@ -129,10 +129,10 @@ def _local_task(
     metrics: dict[str, tuple[str, bool]],
     **fields: Any,
 ) -> Task:
-    """Return an lm-eval task of local examples.
+    """Return an lm-eval task of examples in memory, all of which are for testing.
 
-    `metrics` maps a metric's name to its aggregation and whether higher is better; `fields` go to
-    lm-eval's configuration.
+    `metrics` maps a metric's name to its aggregation and whether higher is better; `fields` are
+    further ones of lm-eval's configuration, such as the function that returns an example's target.
     """
     rows = [dataclasses.asdict(example) for example in examples]
     with quiet():

@@ -90,6 +90,7 @@ def check_replaceable(decoder: Decoder) -> None:
             f"model.window = {config.window}: sinks stand for one token that every layer sees; "
             "--prefix auto stores one that no window hides"
         )
+    # In a relaxed prefix, tokens see each other: one of a single token is ordinary causality.
     for field, limit in (("relaxed_prefix", 1), ("stored_prefix", 0)):
         if getattr(config, field) > limit:
             raise WakefulError(

@@ -220,7 +220,9 @@ def _blocks(decoder: Decoder) -> Iterator[tuple[str]]:
 
 
 def _untie_head(decoder: Decoder) -> None:
-    """Give the head its own matrix if the final norm's scale is to be folded into it alone."""
+    """Give the head a matrix of its own, if it shares the embedding's and the final norm has a
+    scale: that will be multiplied into the head alone.
+    """
     if not decoder.config.tied or not decoder.norm.scales_channels:
         return
     decoder.head.weight = nn.Parameter(decoder.embed.weight.detach(), requires_grad=False)
