@@ -156,8 +156,8 @@ class QuantizedLinear(FixedDtypeModule):
         """Return the layer's output ŷ (..., N) for inputs x (..., K), activations quantized too.
 
         A dynamic scale "per tensor" is computed for each sequence x[b] of x (B, L, K), so that a
-        sequence's output does not depend on the others in its batch. Rows (B · L, K) are told
-        apart by sequence only within a model that `track_batch_shape` prepared.
+        sequence's output does not depend on the others in its batch. In rows (B · L, K), sequences
+        are distinguished only within a model that `track_batch_shape` prepared.
         """
         rows, scales, num_sequences = self._prepare_inputs(x)
         inputs, outputs = self.scheme.inputs, self.scheme.outputs

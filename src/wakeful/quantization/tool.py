@@ -429,13 +429,13 @@ class _Quantizer:
         if not self.calibration:
             sequences = read(text, counts.measured + counts.calibration + counts.tuning)
         else:
-            measured, further = read(text, counts.measured), self._read_calibration_texts(read)
-            if any(tokens in measured for tokens in further):
+            measured, calibration = read(text, counts.measured), self._read_calibration_texts(read)
+            if any(tokens in measured for tokens in calibration):
                 raise WakefulError(
                     "calibration_text begins with the sequences that are measured: name another "
                     "text, or leave it out"
                 )
-            sequences = measured + further
+            sequences = measured + calibration
         return [torch.tensor([tokens], device=loaded.device) for tokens in sequences]
 
     def _read_calibration_texts(
