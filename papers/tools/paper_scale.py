@@ -50,8 +50,8 @@ GROUPS = (
     ),
     Group(
         "Lazy layers and their transfer",
-        "Whether deep layers of GPT-2 have rank 1, and whether such layers start a model no "
-        "better than random ones do.",
+        "Whether deep layers of GPT-2 have rank 1, and whether a model that begins with such "
+        "layers learns no better than one with random layers.",
         _names("lazy", "fig1-medium fig1-large fig1-xl fig2 fig3-medium fig3-large fig4 growth "
                        "fig8-medium fig8-large fig8-xl fig10 fig10-large fig10-xl fig13"),
     ),
@@ -74,8 +74,8 @@ GROUPS = (
     Group(
         "Where value residuals pay",
         "Whether the gain stays as large from 82M to 468M parameters and up to 64,000 tokens, "
-        "whether it shows in zero-shot accuracy, and from which length on the values of one layer "
-        "are enough.",
+        "whether it shows in zero-shot accuracy, and how long sequences must be for the values of "
+        "one layer to be enough.",
         _names("value-residual", "table1 table5 fig5-sizes fig5-lengths fig14 fig15a fig15b "
                                  "fig15c fig15d fig16 fig17 fig13-half fig13-eighth"),
     ),
