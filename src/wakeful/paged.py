@@ -272,7 +272,7 @@ def parameters_in_memory(*modules: nn.Module) -> Iterator[None]:
     """Inside the context, let the parameters of modules be copies in memory that may be written to.
 
     The copies stay. Only those of `Paged` parameters go back to files at the end, rounded to the
-    type that they had there.
+    type that they had there. After an exception inside the context all copies stay in memory.
     """
     parts = [part for module in modules for part in module.modules()]
     originals: dict[int, Tensor] = {}  # by the copy's id

@@ -103,7 +103,7 @@ def test_validation_predicts_every_token_of_every_domain_once() -> None:
         ('mixture(parts=[("a", "x", 1)])', "two parts or more"),
         ('mixture(parts=[("a", "x", 1), ("a", "y", 1)])', "of its own name"),
         ('mixture(parts=[("a b", "x", 1), ("c", "y", 1)])', "letters and digits"),
-        ('mixture(parts=[("a", "x", 0), ("c", "y", 1)])', "must be positive, got 0"),
+        ('mixture(parts=[("a", "x", 0), ("c", "y", 1)])', "must be positive and below 1e9, got 0"),
         ('mixture(parts=[("a", "x"), ("c", "y", 1)])', "parts must be"),
         ("mixture(of=[])", "no option 'of'"),
         (f'mixture(parts=[("a", {SOURCE!r}, 1), ("c", "y", 1)])', "a mixture itself"),

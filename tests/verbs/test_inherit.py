@@ -739,14 +739,16 @@ def test_prepared_data_that_lost_what_lies_beside_the_tokenizer_is_refused(
     short = ["inherit", str(llama), *command[2:], "--layers", "2", "--steps", "1"]
     begin, end = (theirs.convert_tokens_to_ids(token) for token in ("<s>", "<end>"))
     said = fails(capsys, *short, "--text", str(data))
-    assert f"begins texts with token {begin}, and that one's with {end}" in said
+    assert f"begins texts with token {begin}, but the one" in said
+    assert f"begins them with {end}: prepare the text again" in said
     theirs.chat_template = "{{ messages[0]['content'] }}!"
     theirs.save_pretrained(llama)
     (bare / "tokenizer_config.json").write_text('{"eos_token": "<end>", "bos_token": "<s>"}')
     assert main([*prepare, "--out", str(tmp_path / "more"), "--tokenizer", str(bare)]) == 0
     capsys.readouterr()
     said = fails(capsys, *short, "--text", str(tmp_path / "more"))
-    assert "has a chat template, and that one none: prepare it with the folder" in said
+    assert "has a chat template, but the one that" in said
+    assert "was prepared with has none: prepare the text again with the folder" in said
     assert not (tmp_path / "out").exists()
     whole = tmp_path / "whole"
     assert main([*prepare, "--out", str(whole), "--tokenizer", str(llama)]) == 0

@@ -42,8 +42,8 @@ class Difference:
 def measure_differences(
     original: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
 ) -> dict[str, Difference]:
-    """Measure how far a cured model's logits are from the original's on a text (B, L), by the type
-    of arithmetic.
+    """Measure how far a cured model's logits are from the original's on a text (B, L): return the
+    differences by the dtype of the arithmetic and, in bfloat16, whether the model is cured.
 
     The reference is the original in its own dtype, which reads the stored `prefix` as tokens of the
     text. Compared with it are the cured model in that dtype and in bfloat16, and the uncured

@@ -158,7 +158,7 @@ class Cure(_CuredModel, MeasuredResult):
             "differences": {name: vars(diff) for name, diff in self.differences.items()},
             "choice": None if self.choice is None else self.choice.summary,
         }  # fmt: skip
-        return json.loads(json.dumps(figures))
+        return json.loads(json.dumps(figures))  # as it is read from a file: tuples become lists
 
     @property
     def report(self) -> Report:

@@ -41,7 +41,7 @@ class Encoder:
         one whose spelling is in `special`.
 
         Raises:
-            WakefulError: the tokenizer can make a text many times as long.
+            WakefulError: the tokenizer is damaged, or can make a text many times as long.
         """
         table = json.loads(description)
         check_growth(table)
@@ -50,7 +50,7 @@ class Encoder:
             self._inner = tokenizers.Tokenizer.from_str(
                 json.dumps(_hide_special_tokens(table, special))
             )
-        self._num_timed_characters = 0
+        self._num_timed_characters = 0  # length of the longest text whose encoding was timed
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text; short texts are encoded together, long ones in pieces.

@@ -66,7 +66,7 @@ def _check_mixture(expression: str, *, parts: list[tuple[str, str, float]]) -> t
         if mixture_of(source) is not None:
             raise WakefulError(f"{name} is a mixture itself: name its parts in the outer one")
         if not 0 < weight < 1e9:
-            raise WakefulError(f"the weight of {name} must be positive, got {weight}")
+            raise WakefulError(f"the weight of {name} must be positive and below 1e9, got {weight}")
     total = sum(weight for _, _, weight in parts)
     return tuple(Domain(name, source, weight, weight / total) for name, source, weight in parts)
 

@@ -345,10 +345,15 @@ class Tokenizer:
 
     @functools.cached_property
     def _transformers_tokenizer(self) -> tokenizers.Tokenizer:
-        """The tokenizer as Transformers reads it, without truncation and padding."""
-        settings, _ = self._tables_to_write()
+        """The tokenizer of the tokenizer.json that is written for Transformers: it adds the special
+        tokens that tokenizer_config.json asks for, and neither truncates nor pads.
+
+        Raises:
+            WakefulError: the tokenizer is damaged.
+        """
+        tokenizer_json, _ = self._tables_to_write()
         with wrap_errors("the tokenizer is damaged", USE_ANOTHER_TOKENIZER):
-            return tokenizers.Tokenizer.from_str(json.dumps(settings))
+            return tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json))
 
     @functools.cached_property
     def encoder(self) -> Encoder:

@@ -183,7 +183,13 @@ class PreparedData(Data):
         return self.train.truncate(config.max_tokens)
 
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field that asks for another preparation than was done."""
+        """Check that no field asks for another preparation than was done.
+
+        Raises:
+            WakefulError: a field has another value than the data was prepared with, or names
+                another tokenizer.
+        """
+        # Unchanged where `config.source` is text: then its fields decide the preparation.
         prepared_config = self.with_prepared_fields(config)
         for name in ("validation_source", "max_bytes", "keep_overlap"):
             requested, stored = getattr(config, name), getattr(prepared_config, name)
@@ -192,6 +198,7 @@ class PreparedData(Data):
                     f"data.{name} = {requested!r} does nothing: data.source = {config.source!r} is "
                     f"prepared, with {name} = {stored!r}; leave it out, or prepare the text again"
                 )
+        # Where the source is text instead of this folder, `tokenizer` chooses the preparation.
         if config.tokenizer and self.is_named_by(config.source):
             tokenizer = Tokenizer.load(config.tokenizer)
             if tokenizer.fingerprint != self.tokenizer.fingerprint:

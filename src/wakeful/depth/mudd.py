@@ -74,19 +74,25 @@ class MUDD(SublayerMix):
                 parameter.copy_(parameters[name])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        """Return the embedding, and it as the state: the first block's inputs of queries, keys and
+        values, and X_0.
+        """
         return x, (x, x, x, x)
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Add the output to the stream; after a block return the sum over all blocks' outputs.
+        """Add a sublayer's output to the stream; after block n replace the stream by a weighted sum
+        of X_0 to X_n. Return the stream and the state.
 
-        The state holds the next inputs of queries, keys and values, then X_0 to X_n.
+        The state holds the inputs of the next block's queries, keys and values, which are such
+        sums too, then X_0 to X_n; after the last block it is empty.
         """
         x = x + out
-        if number % 2:  # attention: the block is not complete
+        if number % 2:  # sublayers count from 1: after attention the block is not complete
             return x, state
         outputs = (*state[3:], x)
         *qkv, stream = self._mix_outputs(number // 2, outputs)
-        return stream, (*qkv, *outputs) if qkv else ()  # after the last block there are none
+        new_state = (*qkv, *outputs) if qkv else ()  # no block reads the last block's state
+        return stream, new_state
 
     def qkv_inputs(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = state[:3]

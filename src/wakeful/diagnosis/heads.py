@@ -17,9 +17,9 @@ from wakeful.reports.value import Chart
 
 MAGNITUDES = (0, 10_000)
 """The scale of mean |x|, by symlog, in every picture of every model."""
-_EACH = 8
+_NUM_FIRST_HEADS = 8
 """How many of the strongest sinks, and of the heads of the highest rank, come first in a list."""
-_OTHERS_SEE = 16
+_TOKENS_OF_OTHER_HEADS = 16
 """The tokens that other heads' attention is drawn among: a model of hundreds of heads has it all
 in 50 kB of the page."""
 _LEVELS = "".join(chr(code) for code in range(ord("!"), 126) if chr(code) not in "\"&'<>\\|")
@@ -156,6 +156,7 @@ def attention(
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
         return None
+    kinds = order.split(", then ")  # "sinks", "widest" or both
     mass = head_values(diagnosis, "first_key_mass_without_row_0")
     mass = mass.select("layer", "head", mass="value")
     ranks = head_values(diagnosis, "rank").select("layer", "head", rank="value")
@@ -163,14 +164,14 @@ def attention(
     for values in (mass, ranks):
         heads = heads.join(values, on=["layer", "head"], how="left", maintain_order="left")
     first_heads = [
-        heads.sort(column, descending=True, nulls_last=True).head(_EACH)
-        for column, name in (("mass", "sinks"), ("rank", "widest"))
-        if name in order
+        heads.sort(column, descending=True, nulls_last=True).head(_NUM_FIRST_HEADS)
+        for column, kind in (("mass", "sinks"), ("rank", "widest"))
+        if kind in kinds
     ]
     first_heads = pl.concat(first_heads).unique(["layer", "head"], maintain_order=True)
     other_heads = heads.join(first_heads, on=["layer", "head"], how="anti", maintain_order="left")
-    listed = pl.concat([first_heads, other_heads]) if "sinks" in order else first_heads
-    first_tokens = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
+    listed = pl.concat([first_heads, other_heads]) if "sinks" in kinds else first_heads
+    first_tokens = stored.filter(pl.max_horizontal("query", "key") < _TOKENS_OF_OTHER_HEADS)
     all_cells = stored.partition_by("layer", "head", as_dict=True)
     few_cells = first_tokens.partition_by("layer", "head", as_dict=True)
     cells_of_head: dict[str, pl.DataFrame] = {}

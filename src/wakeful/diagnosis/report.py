@@ -395,7 +395,7 @@ def _comparison_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
 def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
     """Yield the beginning of the text, the sinks in it, and pictures of heads' attention.
 
-    A chart without data is left out of the page.
+    The mean attention of all heads stands for a model without attention of single heads.
     """
     many = len(diagnoses) > 1
     num_tokens = _READ_OF_MANY if many else _READ
@@ -405,11 +405,15 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
         yield Text("The text that all of them read begins:", "explained")
         yield Text(f"{texts[0]}…", "quote")
     if any(map(_has_attention, diagnoses)):
-        order = "all others, layer by layer, among fewer tokens"
         if many:
-            order = f"the heads of the highest rank, then {order}"
+            order = (
+                "the heads of the highest rank, then all others, layer by layer, among fewer tokens"
+            )
         else:
-            order += "; the second picture has the heads of the highest rank"
+            order = (
+                "all others, layer by layer, among fewer tokens; the second picture has the heads "
+                "of the highest rank"
+            )
         yield Text(
             "One head's attention among the first tokens of the first sequence: rows are queries, "
             "columns the keys they look at. Choose a head below its picture: the strongest sinks "
@@ -433,7 +437,9 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
             parts.append(Chart(f"Attention of a head of {diagnosis.name}", draw))
         groups.append(Group(parts))
     yield SideBySide(groups, wide=True)
-    if not many:  # a single model has room for two pictures, side by side
+    # A single model has room for two pictures, side by side. Without data they stay empty, and the
+    # page leaves them out.
+    if not many:
         name = diagnoses[0].name
         yield SideBySide([
             Chart(f"Attention of a sink head of {name}", partial(attention, diagnoses[0], "sinks")),

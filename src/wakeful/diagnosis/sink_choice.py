@@ -59,8 +59,11 @@ def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B 
     They are BOS, the first token that the tokenizer and the chat template put before a text, the
     end of text, and the most attended and the most frequent tokens of the windows. `model` is the
     module to watch: the loaded one, or a decoder made of it.
+
+    Raises:
+        WakefulError: a candidate has no embedding.
     """
-    candidates = [] if loaded.bos is None else loaded.start_tokens("on")
+    candidates = [] if loaded.bos is None else loaded.start_tokens("on")  # BOS alone
     candidates += loaded.opening[:1]
     try:
         turn = user_turn(loaded.wakeful_tokenizer)

@@ -81,7 +81,7 @@ def evaluation_report(
         Section("Figures", [
             table, Text(f"± is the {INTERVAL}, and so is what stands in parentheses; of a speed, "
                         f"one standard error over rounds.{difference_note}", "note"),
-            terms((metric, _TERM.sub("_", metric)) for metric in metrics),
+            terms((metric, _TERM.sub("_", metric)) for metric in metrics),  # key: bits_per_byte
         ], brief=True),
     ]  # fmt: skip
     if len(names) > 1:

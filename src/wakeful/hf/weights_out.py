@@ -293,8 +293,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     """Write a tokenizer's files; return the ids of its BOS, EOS and pad tokens by the names of
     their fields in configurations.
 
-    The ids of its generation settings, which may have several EOS tokens, precede the tokenizer's
-    own. A pad token must have one of the embedding's `rows`.
+    Ids in its generation settings, which may have several EOS tokens, take priority over the
+    tokenizer's own. A pad token without one of the embedding's `rows` is left out with a warning,
+    also from the written settings.
     """
     tokenizer.save(folder)
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
@@ -309,7 +310,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
         "eos_token_id": eos_ids if len(eos_ids) > 1 else eos,
         PAD: pad,
     }
-    # The settings were saved with a pad token for which the embedding has no row.
+    # `save` has written the settings with the pad token that has no row in the embedding.
     if pad is None and generation.pop(PAD, None) is not None:
         (folder / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", "utf-8")
     return {name: token for name, token in ids.items() if token is not None}

@@ -63,8 +63,11 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
 
 
 def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> None:
-    """Raise `WakefulError` if the tokenizer that a text was prepared with is not the reference's,
-    or lacks its BOS or its chat template.
+    """Check that the tokenizer that a text was prepared with is the reference's.
+
+    Raises:
+        WakefulError: it has other tokens, begins texts with another token, or has no chat template
+            where the reference has one.
     """
     expected = reference.wakeful_tokenizer
     if not tokenizer.same_tokens(expected):
@@ -77,16 +80,15 @@ def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> Non
     difference = ""
     if tokenizer.start_token != expected.start_token:
         difference = (
-            f"begins texts with token {expected.start_token}, and that one's with "
-            f"{tokenizer.start_token}"
+            f"begins texts with token {expected.start_token}, but the one that {source} was "
+            f"prepared with begins them with {tokenizer.start_token}"
         )
     elif expected.chat_template and not tokenizer.chat_template:
-        difference = "has a chat template, and that one none"
+        difference = f"has a chat template, but the one that {source} was prepared with has none"
     if difference:
         raise WakefulError(
-            f"{source} was prepared with the tokens of {reference.name}'s tokenizer alone, which "
-            f"{difference}: prepare it with the folder that tokenizer lies in (--tokenizer), or "
-            "give the text itself"
+            f"{reference.name}'s tokenizer {difference}: prepare the text again with the folder of "
+            f"{reference.name}'s tokenizer (--tokenizer), or give the text itself"
         )
 
 

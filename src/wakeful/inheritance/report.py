@@ -209,7 +209,9 @@ def parity_headline(summary: InheritanceSummary) -> str:
 
 
 def inheritance_report(path: str | Path) -> Report:
-    """Return the report of an inheritance's folder."""
+    """Return the report of an inheritance's folder: how near its heirs, which were made of layers
+    of a reference model and trained, come to that model, and what they save.
+    """
     summary, environment = read_inheritance(path)
     reference, heir, recipe = summary.reference, summary.heir, summary.recipe
     choice = _choice_text(summary)
@@ -218,7 +220,8 @@ def inheritance_report(path: str | Path) -> Report:
     baseline_hint = ""
     if "reference" not in recipe.baselines:
         baseline_hint = (
-            " The baseline reference, which trains the whole model on the same tokens, would tell."
+            " The baseline reference, which trains the whole model on the same tokens, would tell "
+            "whether it does."
         )
     choice_charts = _choice_charts(summary)
     sections = [
@@ -452,13 +455,14 @@ def _draw_layer_figure(values: Sequence[float], chosen: set[int], title: str) ->
 def _size_row(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
     """Return a table row of a size or speed: its title, reference, heir and their ratio.
 
-    `key` is a field of `Footprint`, which is multiplied by `unit` and formatted by `style`.
+    `key` is a field of `Footprint`. A size is multiplied by `unit` and formatted by `style`; a
+    speed has an interval over rounds instead.
     """
-    heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
-    ratio = f"{heir / reference:.3f}" if reference else "–"
     if key == "tokens_per_second":
         speeds = (format_interval(model.tokens_per_second, mean_and_error(model.speeds)[1],
                                 len(model.speeds))
                   for model in (sizes.reference, sizes.heir))  # fmt: skip
         return [title, *speeds, _times_as_fast(sizes)]
+    heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
+    ratio = f"{heir / reference:.3f}" if reference else "–"
     return [title, style.format(reference * unit), style.format(heir * unit), ratio]

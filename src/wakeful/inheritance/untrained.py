@@ -103,7 +103,7 @@ class UntrainedHeir:
                  **interval_fields("loss", *loss, count),
                  **(interval_fields("minus_reference", *costs[name], count)
                     if name in costs else {}),
-                 "parameters": self._parameters[name]}
+                 "parameters": self._num_parameters[name]}
                 for name, loss in self.losses.items()
             ],
             schema=["model", "layers", "loss", "loss_low", "loss_high", "minus_reference",
@@ -115,11 +115,11 @@ class UntrainedHeir:
     def summary(self) -> dict[str, Any]:
         """inherit.json: layers, bridges, losses and their differences to the reference's."""
         figures = {"losses": self.losses, "costs": self.costs}
-        count = self._parameters
+        num_parameters = self._num_parameters
         return {
             "reference": self.source, "rule": self.rule, "layers": [*self.layers],
             "bridges": [to_table(bridge) for bridge in self.bridges],
-            "parameters": {name: count[name] for name in (REFERENCE, HEIR)},
+            "parameters": {name: num_parameters[name] for name in (REFERENCE, HEIR)},
             **{
                 figure: {
                     name: [value, finite_or_none(error)] for name, (value, error) in values.items()
@@ -129,8 +129,10 @@ class UntrainedHeir:
         }  # fmt: skip
 
     @property
-    def _parameters(self) -> dict[str, int]:
-        """Number of parameters of each model; a bridge adds none."""
+    def _num_parameters(self) -> dict[str, int]:
+        """Number of parameters of the reference, of the heir without bridges and of the heir with
+        them: a bridge adds none.
+        """
         reference, heir = (
             sum(parameter.numel() for parameter in model.module.parameters())
             for model in (self.reference, self.model)
@@ -154,7 +156,7 @@ class UntrainedHeir:
             f"nats per token over all of them, and nothing was trained{without_bridge}."
         )
         rows = [
-            [name, f"{self._parameters[name]:,}", format_interval(*loss, count),
+            [name, f"{self._num_parameters[name]:,}", format_interval(*loss, count),
              cost_texts.get(name, "")]
             for name, loss in self.losses.items()
         ]  # fmt: skip

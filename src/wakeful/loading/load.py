@@ -287,8 +287,11 @@ def check_run_step(location: Location, step: int) -> None:
 def _load_run(
     location: Location, device: torch.device, dtype: torch.dtype | None, step: int
 ) -> Model:
-    """Load the model of a training run, finished or not, from its newest checkpoint or that of
-    `step`.
+    """Load the model of a training run, finished or not, from the checkpoint of `step`; 0 means the
+    newest.
+
+    Raises:
+        WakefulError: the folder holds no training run, or there is no such checkpoint.
     """
     run = Run.open(location.path)
     kind = run.header.kind

@@ -297,7 +297,10 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         documents: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Flow]:
         """Return the first block's input for embedded tokens `x`, and the state that all blocks
-        share: masks, rotary angles, the cache and what routes read. Arguments: see `stream`.
+        share: masks, rotary angles, the cache, and what later layers read of the embeddings.
+
+        `valid` is False at padding, among the tokens in the cache and the new ones. `places` are
+        the new tokens' positions, `documents` their documents' numbers; see `stream`.
 
         Raises:
             WakefulError: see `stream`.
@@ -306,7 +309,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         end = start + x.shape[1]
         self._check_first_length(start, end)
         positions_given = places is not None
-        keep = None
+        keep = None  # the mask of layers without a window: which keys a query sees; None for causal
         if valid is not None:
             keep = self._mask_padding(start, end, valid)
             if places is None:
@@ -320,8 +323,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                     "cache (padding can be a document of its own)"
                 )
             is_first = begins_of(documents)
-            number = is_first.cumsum(1)
-            same_document = number.unsqueeze(2) == number.unsqueeze(1)
+            document_number = is_first.cumsum(1)  # a number of `documents` may occur again
+            same_document = document_number.unsqueeze(2) == document_number.unsqueeze(1)
             keep = causal_mask(end, end, 0, x.device) & same_document
             if places is None:
                 places = _positions_in_documents(is_first)
@@ -331,17 +334,18 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             )
         if positions_given or end > self.config.context:
             self._check_positions(places, end)
-        near = self._local_mask(start, end, keep, x.device)
+        near = self._local_mask(start, end, keep, x.device)  # the same within local layers' window
         stored = self.config.stored_prefix
         if stored:
             keep, near = _show_prefix(keep, stored), _show_prefix(near, stored)
             places = None if places is None else places + stored
-        positions = slice(start + stored, end + stored) if places is None else places
+        # Rows of the position tables, where the stored prefix has the first ones.
+        table_rows = slice(start + stored, end + stored) if places is None else places
         x = self.embedding.into(x)
         if self.config.positions == "learned":
-            x = x + self.positions.weight[positions]
+            x = x + self.positions.weight[table_rows]
         memory = self._initial_memory(tokens, x) if self.plan.before else {}
-        rotations = self._rotations(positions)
+        rotations = self._rotations(table_rows)
         return x, Flow(memory=memory, cache=cache, rotations=rotations, keep=keep, near=near)
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
@@ -536,7 +540,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """
         if valid.shape[1] != end:
             raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
-        return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
+        return causal_mask(end - start, end, prefix=0, device=valid.device) & valid.unsqueeze(1)
 
     def _check_positions(self, places: Tensor | None, end: int) -> None:
         """Raise `WakefulError` for positions outside the context, or for more tokens than it has if

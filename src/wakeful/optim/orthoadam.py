@@ -162,27 +162,28 @@ class OrthoAdam(torch.optim.Optimizer):
             WakefulError: two parameters have one name, a choice of axes does not fit, or the
                 rotations are too large for memory or need a whole parameter that is sharded.
         """
-        parameters = {rotated.name: parameter for parameter, rotated in self._rotated.items()}
+        parameters = {entry.name: parameter for parameter, entry in self._rotated.items()}
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new_parameters = [parameter for group in groups for parameter in group["params"]]
         decisions = decide_axes(
             parameters, self._axes, both_sides=self._both_sides, module=self._module
         )
-        for parameter in new_parameters if self._recipe.rotates else ():
-            rotated = self._rotated[parameter]
-            rotated.axes, rotated.why = decisions[rotated.name]
-            if rotated.axes and self._recipe.learns and isinstance(parameter, DTensor):
-                raise WakefulError(
-                    f"{rotated.name} is sharded; {self._recipe.rotation} takes whole parameters"
-                )
+        if self._recipe.rotates:
+            for parameter in new_parameters:
+                entry = self._rotated[parameter]
+                entry.axes, entry.why = decisions[entry.name]
+                if entry.axes and self._recipe.learns and isinstance(parameter, DTensor):
+                    raise WakefulError(
+                        f"{entry.name} is sharded; {self._recipe.rotation} takes whole parameters"
+                    )
         # A frozen parameter has no step, and its rotations are never made.
         trained = [parameter for parameter in new_parameters if parameter.requires_grad]
         self._recipe.check_memory(
             (parameter, self._rotated[parameter].axes) for parameter in trained
         )
-        rotated = [self._rotated[parameter] for parameter in new_parameters]
-        assumed = [parameter.name for parameter in rotated if parameter.why == ASSUMED]
+        entries = [self._rotated[parameter] for parameter in new_parameters]
+        assumed = [entry.name for entry in entries if entry.why == ASSUMED]
         if assumed:
             warn(
                 "OrthoAdam does not know which axis of these matrices lies in the residual stream, "

@@ -55,7 +55,7 @@ class ParameterStep:
     def begin(self) -> None:
         """Count the step, and let learned rotations see the gradient.
 
-        Where one changes its basis, the first moment is carried to the new basis.
+        Where a rotation changes its basis, the first moment is carried to the new basis, in place.
         """
         self.state["step"] += 1
         self.step_number = self.state["step"].item()
@@ -63,7 +63,8 @@ class ParameterStep:
             if isinstance(rotation, LearnedRotation):
                 grad = self.grad.to(self.exp_avg.dtype)
                 with torch.autocast(grad.device.type, enabled=False):
-                    # The first rotation is of the views' last axis, the second of the other.
+                    # The first rotation is of the last axis of gradient and moment, the second of
+                    # the other axis.
                     change = rotation.learn(grad.mT if side == 1 else grad)
                     if change is not None:
                         moment = self.exp_avg.mT if side == 1 else self.exp_avg

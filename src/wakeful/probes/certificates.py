@@ -103,7 +103,8 @@ def _first_true(reached: Tensor, otherwise: int) -> int:
 
 
 def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Float[Tensor, "m"]:
-    """Return a matrix's eigenvalues in float64, scaled to sum to the matrix's trace.
+    """Return a Gram matrix's eigenvalues in float64, scaled to sum to the matrix's trace; negative
+    ones, which come from rounding, become 0.
 
     Most of the solver's error is a common factor, and the trace is known far better: on a trained
     model's heads the scaling leaves a seventh of the error of partial sums.

@@ -68,9 +68,10 @@ class BlockInfluence(MeanProbe):
     """
 
     def see_hidden(self, event: HiddenEvent) -> None:
-        """Add 1 − cos and the angle between a block's input and its output."""
+        """Add 1 − cos and the angle, in units of π, between a block's input and its output."""
         if event.before is None:  # the embedding, which has no input
             return
+        # `sequences` are the block's outputs.
         for x_in, x_out in zip(event.inputs, event.sequences, strict=True):
             cosine = torch.nn.functional.cosine_similarity(x_in, x_out, dim=-1)
             angle = cosine.clamp(-1, 1).arccos() / torch.pi

@@ -463,6 +463,7 @@ def _file_tensors(
                     piece = torch.tensor([rows, layer.in_features])
                 elif len(layer_names) > 1:
                     piece = whole[index * rows : (index + 1) * rows].clone()
+                # In a file where the layer's integers are in one, to save memory.
                 tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
     return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
 

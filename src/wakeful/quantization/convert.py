@@ -139,10 +139,11 @@ def group_by_scheme(
     """Return the layers grouped by their scheme.
 
     That is the scheme of the first pattern in `layer_schemes` that matches the layer's name, or
-    else `scheme`.
+    else `scheme`, which must quantize weights, and may quantize the cache too.
 
     Raises:
-        WakefulError: a pattern matches nothing, or its scheme is not of weights and inputs.
+        WakefulError: a pattern matches nothing, or its scheme quantizes no weights, or quantizes
+            the cache, which belongs to the whole model.
     """
     groups: dict[Scheme, dict[str, nn.Module]] = {}
     used: set[str] = set()
@@ -150,7 +151,7 @@ def group_by_scheme(
         patterns = [pattern for pattern in layer_schemes if fnmatchcase(name, pattern)]
         used.update(patterns)
         layer_scheme = layer_schemes[patterns[0]] if patterns else scheme
-        if layer_scheme.weights is None or (patterns and layer_scheme.cache is not None):
+        if patterns and (layer_scheme.weights is None or layer_scheme.cache is not None):
             raise WakefulError(
                 f"{layer_scheme} for {patterns[0]}: a layer has weights, and no cache"
             )

@@ -189,8 +189,9 @@ def layer_errors_of_models(damages: Sequence[Damage], scheme: str) -> pl.DataFra
 
 
 def loss_increases_of_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
-    """Return a table with one row per model: its loss increase under a scheme (`value`) and its
-    kurtosis (`kurtosis_rest`), the mean over blocks at all but the first token.
+    """Return a table with one row per model: its loss increase under a scheme (`value`), and the
+    kurtosis of its blocks' outputs (`kurtosis_rest`), the mean over blocks at all but the first
+    token.
     """
     return pl.DataFrame(
         {

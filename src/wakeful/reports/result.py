@@ -141,10 +141,14 @@ class StoredResult(Result):
     """Its page."""
 
     def save(self, folder: str | Path) -> Path:
-        """Copy the run directory to `folder`, which must not exist; return it."""
-        Run(folder).refuse_existing("copy")
+        """Copy the run directory to `folder`, which must not exist or be empty; return its path.
+
+        Raises:
+            WakefulError: there is something in `folder`, or the disk refuses it.
+        """
+        Run(folder).refuse_existing("copy")  # no kind of run: the error suggests no --resume
         with disk_errors(Path(folder)):
-            shutil.copytree(self.path, folder, dirs_exist_ok=True)
+            shutil.copytree(self.path, folder, dirs_exist_ok=True)  # an empty folder may exist
         return Path(folder)
 
 

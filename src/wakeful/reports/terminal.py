@@ -72,7 +72,7 @@ def _table_grid(table: Table) -> Grid:
             grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
         else:
             grid.add_column(_line(name), justify="right")
-    # What stands under figures: in a table of a named style a terminal has no room for it.
+    # Notes under figures are left out of a table of a named style: a terminal has no room for them.
     with_notes = not table.kind
     for row in zip(*(cells for _, cells in columns), strict=True):
         grid.add_row(*(_cell_line(cell, with_notes=with_notes) for cell in row))

@@ -219,7 +219,7 @@ class Run:
         return config_from_table(read_table(self.path / "config.toml"))
 
     def naming_modules(self) -> contextlib.AbstractContextManager[None]:
-        """Let the refusal of a module that the run names say which files it needs."""
+        """Inside the context, let the refusal to import a module say which files the run needs."""
         return suggest_files(self.path, self.header.modules)
 
     @property

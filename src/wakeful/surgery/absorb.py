@@ -38,13 +38,14 @@ class RecordedAttention(NamedTuple):
     def first_and_rest(
         self, shift: "Float[Tensor, '#1 L G d'] | None" = None
     ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
-        """Return, for each of N = B · L queries, the logit of the first key, which is the stored
-        token's, and the log-sum-exp of the logits of all other keys that it sees, in float64.
+        """Return two tensors in float64, with a number for each head and each of N = B · L queries:
+        the logit of the first key, and the log-sum-exp of the logits of the other visible keys.
 
-        `shift` is subtracted from those other keys.
+        The first key is that of the token whose key and value the model stores before every text.
+        `shift` is subtracted from the other keys.
         """
         logits = first_and_rest_logits(self.q, self.k, self.scale, shift)
-        first, rest = logits.movedim(0, 2).flatten(2)
+        first, rest = logits.movedim(0, 2).flatten(2)  # (B, 2, H, L) to (2, H, B · L)
         return first, rest
 
 
@@ -54,8 +55,8 @@ def first_and_rest_logits(
     scale: float,
     shift: "Float[Tensor, '#1 L G d'] | None" = None,
 ) -> Float[Tensor, "B 2 H L"]:
-    """Return, for each query, the logit of the first key and the log-sum-exp of the logits of all
-    other keys that it sees, along axis 1, in float64.
+    """Return two numbers for each head and query, along axis 1, in float64: the logit of the first
+    key, and the log-sum-exp of the logits of the other visible keys.
 
     There is one key more than there are queries, P = L + 1: query i sees the first key and the
     i + 1 after it. `shift` is subtracted from the keys after the first.

@@ -251,12 +251,13 @@ def _reading_layers(sublayer: nn.Module) -> Iterator[nn.Linear]:
 def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
     """Move a norm's scale γ and bias β into its readers: W (γ n + β) + b = W γ n + (W β + b).
 
-    Where a reader has no bias, the norm keeps β / γ: W γ (n + β / γ).
+    If any reader has no bias, those of all readers stay, and the norm keeps β / γ as its own bias:
+    W γ (n + β / γ).
 
     Raises:
         WakefulError: the norm would keep β / γ, and γ is zero in a channel.
     """
-    scale, bias = norm.take_scale_and_bias()  # which leaves the norm without them
+    scale, bias = norm.take_scale_and_bias()  # sets γ to 1 and β to 0 in the norm
     if bias is not None:
         if all(reader.bias is not None for reader in readers):
             for reader in readers:
@@ -271,7 +272,7 @@ def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
             norm.bias.copy_(bias.double() / scale.double())  # pyright: ignore
     if scale is not None:
         for reader in readers:
-            for rows in split_rows(reader.weight):
+            for rows in split_rows(reader.weight):  # a float64 copy of all rows may be too large
                 rows.copy_(rows.double() * scale.double())
 
 

@@ -73,10 +73,12 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
     """Return a run's resolved configuration and its data, checked as its start would check them.
 
+    Only for a configuration that the user wrote: the user's modules that it names are imported.
+
     Raises:
         WakefulError: the run could not start.
     """
-    admit_parts(config)
+    admit_parts(config)  # imports these modules
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)  # before the text is read, which may take long
     data = load_data(config.data, progress, imports=True)
@@ -217,6 +219,7 @@ def _memory_errors() -> Iterator[None]:
     """Raise `WakefulError` for errors that mean that the model is too large for memory."""
     try:
         yield
+    # TypeError and OverflowError: torch's for a size that is too large for its integers.
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
             sign in str(error) for sign in _TOO_LARGE

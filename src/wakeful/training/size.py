@@ -94,8 +94,8 @@ class _Sketch(Decoder):
         super().__init__(config)
 
     def _block(self, layer: int) -> Block:
-        """Return a layer's block, or the block of an earlier layer with the same projections of its
-        own and the same placement of norms.
+        """Return a layer's block, or that of an earlier layer that has the same of the query, key
+        and value projections itself and places its norms alike.
         """
         owned = tuple(self.plan.owns(kind, layer) for kind in ("query", "key", "value"))
         parts = (owned, self.placement.at(layer, self.config.num_layers))

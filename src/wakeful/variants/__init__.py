@@ -136,9 +136,14 @@ def build_call(
     """Return the function that an expression names, with the options that the expression sets.
 
     The function is one of `functions`, or a user's class or function (`module:Name`). The caller
-    passes its first argument, such as the parameters of an optimizer. An option may be a variant of
-    `folder`; without `folder` it is a plain value. `field` names the setting in errors; `imports`
-    is as in `build`.
+    passes its first argument, such as the parameters of an optimizer. `field` names the setting in
+    errors.
+
+    Args:
+        folder: subpackage whose variants the options may be, such as "optim.rotations"; without one
+            all options are plain values.
+        imports: whether modules outside the package that the expression names are imported: only
+            for an expression that the user wrote, never for one that was read from a file.
 
     Raises:
         WakefulError: as `build`, and if an option is given without its name.

@@ -131,8 +131,13 @@ def trust_modules(entries: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suggest_files(folder: object, files: Mapping[str, str]) -> Iterator[None]:
-    """Make the error for a module that must not be imported suggest all modules that `folder`
-    names, with the `files` (by module) that it recorded for them.
+    """Inside the context, let the refusal to import a module suggest `--import` for all modules
+    that the run in `folder` needs, so that the user can allow them at once.
+
+    `files` has the Python file of each of these modules, by module, as the run recorded it.
+
+    Raises:
+        NotTrusted: with these files, in place of one that names a single module.
     """
     try:
         yield

@@ -45,6 +45,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         # Every Qwen2 has these biases: no field says so.
         attention_bias="qkv" if c.model_type == "qwen2" else shared.attention_bias,
         qk_norm=c.model_type == "qwen3",
+        # Layers with another RoPE are local in ours; local_theta = 0, the default, is none.
         local_layers=_layers_without_rope(c) if c.model_type == "smollm3" else (),
     )
     return base.add_window(config, decoder_config)
@@ -60,11 +61,12 @@ def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "
         WakefulError: the RoPE or the context length cannot be represented.
     """
     c: Any = config
-    theta, rope, share = base.read_rope(config, layer_type)
-    if share != 1.0 and c.model_type != "phi3":  # other architectures' code ignores the share
+    theta, rope, rotary_share = base.read_rope(config, layer_type)
+    # The code of other architectures than Phi-3 ignores the share.
+    if rotary_share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
-            f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} rotates all of "
-            "a head's channels"
+            f"rope_parameters.partial_rotary_factor = {rotary_share}, and a {c.model_type} rotates "
+            "all of a head's channels"
         )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return ModelConfig(
@@ -76,7 +78,7 @@ def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "
         positions="rotary",
         rope_theta=theta,
         rope=rope,
-        rotary_width=base.rotary_width(share, head_width),
+        rotary_width=base.rotary_width(rotary_share, head_width),
         mlp="swiglu",
         # Mistral and Qwen2 lack the field.
         attention_bias="all" if getattr(c, "attention_bias", False) else "none",

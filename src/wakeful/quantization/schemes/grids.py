@@ -85,7 +85,8 @@ class Grid(FieldVariant, ABC):
     name_of_format: ClassVar[str] = ""
     """Name in descriptions; empty for a name by the number of bits."""
     two_scales: ClassVar[bool] = False
-    """True where the scale of a group is multiplied by an outer scale that `per` shares."""
+    """True where the scale of a group is multiplied by an outer scale, one per channel, token or
+    tensor as `per` says."""
     bits: int
     per: Per
     group: int = 0
@@ -145,21 +146,21 @@ class Grid(FieldVariant, ABC):
         """Return the scales of x (M, K): (M, 1) per row, (1, 1) per tensor, (M, G) in groups.
 
         Per tensor, each of `sequences` equally long sequences of rows gets its own scale, repeated
-        for its rows. `outer` is the scale that `per` shares, if it is known already: then only
-        scales of groups under it are left to compute.
+        for its rows: (M, 1). `outer` is the scale of the rows or the tensor, if it is known: it is
+        returned where there are no groups, else the groups' scales under it are computed.
         """
         x = x.float()
         if outer is not None and not self.group:
             return Scales(outer)
-        one_per_sequence = self.per == "tensor" and not self.group and sequences > 1
-        if not one_per_sequence or not x.numel():
-            smallest, largest = self.value_range(x)
-            return self.fit_group_scales(smallest, largest, outer, sequences)
-        smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
-        rows = x.shape[0] // sequences
-        return self.fit_scales(
-            smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0)
-        )
+        if self.per == "tensor" and not self.group and sequences > 1 and x.numel():
+            smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
+            rows = x.shape[0] // sequences
+            return self.fit_scales(
+                smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0)
+            )
+        smallest, largest = self.value_range(x)
+        # The same as `fit_scales` where there are no groups.
+        return self.fit_group_scales(smallest, largest, outer, sequences)
 
     def value_range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the minimum and maximum of the values of x (M, K), in float32, that share a scale.
