@@ -37,10 +37,11 @@ def is_transformed() -> bool:
 
 
 def is_differentiated_again() -> bool:
-    """Return whether the running backward pass is itself recorded (`create_graph=True`).
+    """Return whether the running backward pass is itself recorded (`create_graph=True`); False
+    while torch.compile traces.
 
-    (`once_differentiable` does not suffice: `torch.autograd.grad` never reaches its error, and
-    silently leaves out gradients through the function.)
+    (`once_differentiable` does not suffice: it raises only in a second `backward()`. Through
+    `torch.autograd.grad` the gradients would be left out silently.)
     """
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 

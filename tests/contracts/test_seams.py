@@ -560,7 +560,7 @@ def test_what_a_stored_prefix_takes_of_weights_of_any_form_is_seen():
 
 
 def test_weights_of_any_form_are_seen_in_short_sequences(monkeypatch):
-    monkeypatch.setattr(streaming, "LONGEST_BY_DEFINITION", 5)
+    monkeypatch.setattr(streaming, "LONGEST_WHOLE", 5)
     decoder = tiny_decoder(normalizer="softpick").eval()
     check_one_matrix(decoder, 5)
     check_one_matrix(tiny_decoder(), 6)

@@ -216,7 +216,8 @@ def adam_step(
     back: list[Callable[[Tensor], Tensor]], *, lr: float, betas: tuple[float, float], eps: float,
     weight_decay: float, count: float,
 ) -> None:  # fmt: skip
-    """Update moments by rotated gradients, then θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε), in place.
+    """Update the moments by `grads`, which come rotated, then in place
+    θ ← (1 − η λ) θ − η Qᵀ [m̂ / (√v̂ + ε)].
 
     `back` holds a function for each weight, which applies Qᵀ; `count` is t, the steps with this
     one. A weight in a narrower type than its moments is rounded once.

@@ -87,7 +87,11 @@ class AttentionEvent:
         return [tile_statistics(sequence) for sequence in self.sequences]
 
     def _sequence(self, b: int) -> AttentionInputs:
-        """Return the attention of sequence `b` of the batch, without its padding.
+        """Return the attention of sequence `b` of the batch, without its padding, with the other
+        calls whose weights are added to its own.
+
+        `keep` (L, L) is True where a query sees a key. The stored prefix `before` is the same for
+        all sequences.
 
         Raises:
             WakefulError: the sequence is all padding, or q, k or v are not finite.

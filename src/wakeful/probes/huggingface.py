@@ -96,7 +96,8 @@ class HuggingFaceSource:
 
     def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
         """Hook the model, until `stack` closes, to emit a `HiddenEvent` for the embedding (layer
-        −1) and for each block; and keep the pass's padding mask in `valid`.
+        −1) and for each block; and keep the pass's padding mask in `valid`, the block that runs in
+        `running`, and empty `masks`, the cache of the attention's hooks, around each pass.
         """
         signature = inspect.signature(self.model.forward)
 

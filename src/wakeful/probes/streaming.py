@@ -24,7 +24,7 @@ from wakeful.model.attend import Weigh
 from wakeful.model.finite import widened
 from wakeful.probes import exact
 
-LONGEST_BY_DEFINITION = 4096
+LONGEST_WHOLE = 4096
 """Most tokens of a sequence whose weights are made whole: a gigabyte for 16 heads."""
 _TILE_ELEMENTS = 1 << 17
 """Weights a tile holds at most: half a megabyte in float32, which stays in a core's cache."""
@@ -76,9 +76,9 @@ class AttentionInputs:
         """Every head's whole weights on the keys, a stored prefix's first, as `weigh` makes them.
 
         Raises:
-            WakefulError: the sequence has more than `LONGEST_BY_DEFINITION` tokens.
+            WakefulError: the sequence has more than `LONGEST_WHOLE` tokens.
         """
-        check_length(self.length)
+        check_whole_length(self.length)
         k, keep = self.k, self.keep
         if keep is None:
             keep = exact.causal(self.length, self.window, self.q.device)
@@ -91,12 +91,14 @@ class AttentionInputs:
         )  # fmt: skip
 
 
-def check_length(length: int) -> None:
-    """Raise `WakefulError` for more tokens than whole weights (L × L) are made for."""
-    if length > LONGEST_BY_DEFINITION:
+def check_whole_length(length: int) -> None:
+    """Raise `WakefulError` if a sequence is too long to hold its L × L attention weights whole, as
+    weights that are not a softmax need; others are made tile by tile.
+    """
+    if length > LONGEST_WHOLE:
         raise WakefulError(
             f"attention weights that are not a softmax are seen whole, in sequences of up to "
-            f"{LONGEST_BY_DEFINITION} tokens, and this one has {length}: take shorter ones"
+            f"{LONGEST_WHOLE} tokens, and this one has {length}: take shorter ones"
         )
 
 

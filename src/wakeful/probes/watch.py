@@ -25,7 +25,7 @@ from wakeful.probes.base import (
     visibility,
 )
 from wakeful.probes.running import as_decoder
-from wakeful.probes.streaming import check_length
+from wakeful.probes.streaming import check_whole_length
 
 if TYPE_CHECKING:
     from wakeful.probes.huggingface import HuggingFaceSource
@@ -164,7 +164,7 @@ def check_one_matrix(model: Decoder, length: int) -> None:
         if unseen:
             raise WakefulError(unseen)
         if not block.attention.dot.normalizer.fused:
-            check_length(length)
+            check_whole_length(length)
 
 
 def sum_calls(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:

@@ -195,7 +195,7 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
     for path in source:
-        # The first run is the baseline, which must have finished: read_run raises otherwise.
+        # The first run must have finished, whichever is the baseline: read_run raises otherwise.
         done = not runs or is_done(Path(path))
         (runs if done else partial).append(read_run(path, done=done))
     named = _with_unique_names([*runs, *partial])  # in the same order
@@ -251,11 +251,13 @@ def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, Traine
 
 
 def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
-    """Return the finished and unfinished runs of a comparison's folder; `baseline` must have
-    finished.
+    """Return the finished and unfinished runs of a comparison's folder, relative to the header's
+    baseline.
+
+    `baseline` is only checked: if it is one of the variants, it must have finished.
 
     Raises:
-        WakefulError: it has not, run.json is damaged, or runs cannot be compared.
+        WakefulError: `baseline` has not finished, run.json is damaged, or runs cannot be compared.
     """
     for name in header.variants:
         if not _is_folder_name(name):

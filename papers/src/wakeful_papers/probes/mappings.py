@@ -11,7 +11,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.finite import widened
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe
-from wakeful.probes.streaming import AttentionInputs, check_length
+from wakeful.probes.streaming import AttentionInputs, check_whole_length
 
 Outputs = dict[str, Float[Tensor, "L Hd"]]
 
@@ -57,7 +57,7 @@ def mapping_outputs(attended: AttentionInputs, previous: AttentionInputs) -> Out
         raise WakefulError("the probe Mappings is of softmax attention to a sequence's own tokens")
     if attended.k.shape != previous.k.shape or attended.v.shape != previous.v.shape:
         raise WakefulError("the probe Mappings needs layers with equally many heads of one width")
-    check_length(attended.length)
+    check_whole_length(attended.length)
     keep = attended.keep
     if keep is None:
         keep = exact.causal(attended.length, attended.window, attended.q.device)
