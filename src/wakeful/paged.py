@@ -254,7 +254,7 @@ def _mapped_files() -> Sequence[tuple[int, int]]:
     mappings: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):  # a system without /proc: nothing is known to be mapped
         for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
-            # begin-end, permissions, offset, device, and the inode, 0 where there is no file.
+            # begin-end, permissions, offset, device, and the inode, which is 0 without a file.
             match = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ ([1-9]\d*) ", line)
             if match:
                 mappings.append((int(match[1], 16), int(match[2], 16)))

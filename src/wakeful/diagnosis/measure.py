@@ -90,7 +90,7 @@ def diagnose_model(
         progress: called with the number of sequences done, and their number.
 
     Raises:
-        WakefulError: the model has not all of `picture_layers`, or its loss is not finite.
+        WakefulError: the model lacks some of `picture_layers`, or its loss is not finite.
     """
     num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(

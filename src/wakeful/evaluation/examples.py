@@ -99,7 +99,7 @@ def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, 
     a choice continues. `location` names the file and line in errors.
 
     Raises:
-        WakefulError: a field is missing or is no text.
+        WakefulError: a field is missing or is not text.
     """
     if "goal" in row:
         choices = (_read_field(row, "sol1", location), _read_field(row, "sol2", location))

@@ -441,7 +441,7 @@ def _draw_layer_figure(values: Sequence[float], chosen: set[int], title: str) ->
     )
     names = ["kept", "left out"]
     edge = encode_names(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
-    # Filled or hollow, so that they are not told apart by color alone.
+    # Filled or hollow: color alone would not distinguish them for every reader.
     fill = encode_names(alt.Fill, "layers", names, [PALETTE[0], "transparent"])
     axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
     x = alt.X("layer:O", title="layer", axis=axis)

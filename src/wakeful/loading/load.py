@@ -291,7 +291,7 @@ def _load_run(
     newest.
 
     Raises:
-        WakefulError: the folder holds no training run, or there is no such checkpoint.
+        WakefulError: the folder is not a training run, or the checkpoint does not exist.
     """
     run = Run.open(location.path)
     kind = run.header.kind

@@ -409,7 +409,7 @@ def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: typ
         raise WakefulError(f"{title} has no {missing[0]} in the optimizer's state")
     for key, value in state.items():
         if not isinstance(value, Tensor) or key.startswith(_OWN_SHAPE):
-            continue  # no tensor, or one that has not the parameter's shape
+            continue  # not a tensor, or not of the parameter's shape
         is_step_count = key == "step" and value.numel() == 1
         if value.shape != parameter.shape and not is_step_count:
             raise WakefulError(

@@ -257,7 +257,7 @@ def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
     `baseline` is only checked: if it is one of the variants, it must have finished.
 
     Raises:
-        WakefulError: `baseline` has not finished, run.json is damaged, or runs cannot be compared.
+        WakefulError: `baseline` is unfinished, run.json is damaged, or runs cannot be compared.
     """
     for name in header.variants:
         if not _is_folder_name(name):

@@ -194,7 +194,7 @@ def _new_config(config: Config, data: Data, initial: Initial | None, show: Displ
 
 def _read_from(folder: str, read: Callable[[], T]) -> T:
     """Return `read()`, called in `folder`, where a run began, since its configuration has paths
-    relative to that; if there is no such folder or reading fails, called in the current one.
+    relative to that. If the folder does not exist or reading fails there, read in the current one.
     """
     if folder and os.path.isdir(folder) and not os.path.samefile(folder, os.getcwd()):
         with contextlib.suppress(WakefulError), contextlib.chdir(folder):

@@ -351,7 +351,7 @@ class _ExpressionParser:
         """Return a user's class `module:Name`.
 
         Raises:
-            WakefulError: there is no such class, or it is not derived from a base of the folder.
+            WakefulError: the class does not exist, or is not derived from a base of the folder.
         """
         external = external_object(name, imports=self.imports)
         bases = _base_classes(self.folder)
