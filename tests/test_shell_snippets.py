@@ -120,8 +120,7 @@ def test_the_lines_of_a_page_run_in_a_shell(page: str, place: Path) -> None:
     """In their order, in one new folder, as they stand, but for what would take hours.
 
     - The presets cpu-tiny, demo, patient and small-sinks are replaced by files of those names: the
-      same variants, of a few layers of width 16, trained for 4 steps on a few words. `wakeful demo`
-      still trains its patient for 600 steps.
+      same variants, of a few layers of width 16, trained for 4 steps on a few words.
     - `--train.steps N` and `--steps N` become 2 steps, and `MORE` is appended.
     - smollm2 is a random Llama of two layers, `my.toml` the table of docs/compare.md with the sizes
       of the small cpu-tiny, `notes` a few words.
@@ -140,5 +139,5 @@ def test_lines_are_found_and_those_skipped_are_lines() -> None:
     assert {*SKIPPED} <= {*found}
     assert all(any(line.startswith(begins) for line in found) for begins in MORE)
     verbs = {line.split()[1] for line in found if line.startswith("wakeful ")}
-    assert verbs >= {"cure", "compare", "data", "demo", "diagnose", "evaluate", "generate",
+    assert verbs >= {"cure", "compare", "data", "diagnose", "evaluate", "generate",
                      "inherit", "quantize", "report", "train"}  # fmt: skip

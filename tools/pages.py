@@ -1,7 +1,7 @@
 """Build the pages as a site that opens without a server: `make docs`.
 
 The generator sees a folder of its own, in which docs/ and README and the other pages beside it
-stand with their links, the page of presets, and a page for every room: every public name, as its
+stand with their links, and a page for every room: every public name, as its
 `__all__` lists it, read from the source, so that a new name needs no line here. What it has built
 must fetch nothing and lead nowhere that is not there: links, pictures and headings are followed.
 """
@@ -67,9 +67,6 @@ def stage(folder: Path) -> None:
         for other, theirs in BESIDE.items():
             text = text.replace(f"]({theirs}", f"]({other}")
         (folder / page).write_text(text, "utf-8")
-    from presets import page  # noqa: PLC0415  # only a build of the site needs torch
-
-    (folder / "presets.md").write_text(page(), "utf-8")
     (folder / "reference").mkdir()
     for room, (summary, names) in rooms().items():
         parts = [f"# {room}", summary, *(_entry(f"{room}.{name}") for name in names)]

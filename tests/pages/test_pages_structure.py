@@ -18,8 +18,6 @@ import wakeful.reports.html as html_pages
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
-from pages.test_report_demonstration import make_sick
-from wakeful.demonstration.report import Story, build_demonstration_report
 from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
 from wakeful.estimates import format_interval
 from wakeful.evaluation.report import evaluation_report, score_headlines
@@ -86,21 +84,7 @@ def _matrix(_: Path, out: Path) -> Path:
     return write_page(matrix_report(harmed, method=METHOD, sources=["my a", "b"]), out)
 
 
-def _demonstration(folder: Path, out: Path) -> Path:
-    place = make_sick(folder / "c")
-    patient = read_comparison(place)
-    excess = pl.col("figure").replace("bos_mass_other", "excess_loss")
-    runs = [
-        replace(run, followed=pl.concat([run.followed, run.followed.with_columns(excess)]))
-        for run in patient.runs
-    ]
-    patient = replace(patient, runs=tuple(runs))
-    story = Story(patient, patient, diagnosis("a"))
-    return write_page(build_demonstration_report(story, links=LINKS), out)
-
-
 METHOD = {"Machine": "m"}
-LINKS = {part: [("all of it", "report.html")] for part in ("patient", "twins", "pretrained")}
 KINDS = {
     "comparison": _comparison,
     "one run": _one_run,
@@ -115,7 +99,6 @@ KINDS = {
     "quantization": _quantization,
     "saved quantization": partial(_quantization, saved={"folder": "small", "bytes": 2}),
     "matrix": _matrix,
-    "demonstration": _demonstration,
 }
 """What writes the page of each kind, given a folder to work in."""
 

@@ -23,7 +23,6 @@ from wakeful.cli.command import (
     split_row_options,
 )
 from wakeful.cli.console import (
-    OUT,
     is_secondary_process,
     print_line,
     print_result,
@@ -50,16 +49,6 @@ from wakeful.variants.plugins import Verb, group_entry_points, load_plugin_verb
 
 PARTS = ("softmax1", "orthoadam", "value_residual", "rmsnorm_single", "inherit_layers")
 SHELLS = ("bash", "zsh", "fish")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions(FigureOptions):
-    """Folder of the demonstration."""
-
-    out: Where[str] = "runs/demo"
-    """Folder to create."""
-    resume: Where[bool] = False
-    """Resume an interrupted demonstration in the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +115,6 @@ class PromptOptions(GenerateOptions):
 
     prompt: What[str]
     """Text to continue. A single dash reads it from standard input."""
-
-
-def demo(arguments: list[str]) -> None:
-    """Run `wakeful demo` and print its result."""
-    _, options = read_arguments("demo", arguments)
-
-    from wakeful.demonstration.tool import demonstrate
-
-    result = demonstrate(
-        options.out, resume=options.resume, figures=options.figures, display=progress_display
-    )
-    print_result(result, result.page)
 
 
 def train(arguments: list[str]) -> None:
@@ -358,17 +335,17 @@ def export(arguments: list[str]) -> None:
 
 
 def presets(arguments: list[str]) -> None:
-    """Run `wakeful presets`: print the table of all presets, or the TOML text of the one named."""
+    """Run `wakeful presets`: list all presets, or print the TOML text of the one named."""
     names, _ = read_arguments("presets", arguments)
     if len(names) > 1:
         raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
     if names:
         sys.stdout.write(read_preset(names[0]))
         return
-
-    from wakeful.demonstration.presets import render_presets
-
-    OUT.print(render_presets())
+    for several, verb in ((False, "train"), (True, "compare")):
+        print_line(f"wakeful {verb}")
+        for name in list_presets(several=several):
+            print_line(f"  {name}: {read_preset(name).splitlines()[0].removeprefix('# ')}")
 
 
 def completion(arguments: list[str]) -> None:
@@ -447,16 +424,6 @@ def show_help(name: str, arguments: list[str], default: Any = None) -> NoReturn:
 
 
 VERBS: dict[str, Verb] = {
-    "demo": Verb(
-        summary="Make a small model ill and cure it, compare four twins, diagnose SmolLM2.",
-        usage="", options=DemoOptions, run=demo,
-        examples=(
-            ("wakeful demo",
-             "Tell the whole story in minutes, on one page: runs/demo/demo.html."),
-            ("wakeful demo --resume",
-             "Resume an interrupted demonstration."),
-        ),
-    ),
     "train": Verb(
         summary="Train one model from a TOML file or a preset.",
         usage="CONFIG", options=TrainOptions, run=train, names=partial(list_presets, several=False),
@@ -575,11 +542,11 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "presets": Verb(
-        summary="List the configurations that come with wakeful: size, tokens, memory, time.",
+        summary="List the configurations that come with wakeful, or print one.",
         usage="[PRESET]", options=NoOptions, run=presets, names=preset_names,
         examples=(
             ("wakeful presets",
-             "List what comes with wakeful, with sizes and times."),
+             "List what comes with wakeful."),
             ("wakeful presets cpu-tiny",
              "Print one, as a starting point for a file of your own."),
         ),

@@ -6,13 +6,7 @@ from lazy_loader import attach
 
 if TYPE_CHECKING:
     from wakeful.diagnosis.advice import advise
-    from wakeful.diagnosis.heads import FIRST_SHARE, head_map
-    from wakeful.diagnosis.measure import (
-        DIAGNOSIS_PASSES,
-        ModelDiagnosis,
-        diagnose_model,
-        read_diagnosis,
-    )
+    from wakeful.diagnosis.measure import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose_model
     from wakeful.diagnosis.options import DiagnoseOptions
     from wakeful.diagnosis.report import LEVELS, after_cure, diagnosis_report
     from wakeful.diagnosis.sink_choice import (
@@ -23,12 +17,11 @@ if TYPE_CHECKING:
         windows_of,
     )
     from wakeful.diagnosis.tool import Diagnosis, diagnose
-    from wakeful.diagnosis.verdict import findings, sink_level
+    from wakeful.diagnosis.verdict import findings
 
 __all__ = [
     "CHOOSING_TOKENS",
     "DIAGNOSIS_PASSES",
-    "FIRST_SHARE",
     "LEVELS",
     "DiagnoseOptions",
     "Diagnosis",
@@ -41,10 +34,7 @@ __all__ = [
     "diagnose_model",
     "diagnosis_report",
     "findings",
-    "head_map",
     "loss_change",
-    "read_diagnosis",
-    "sink_level",
     "windows_of",
 ]
 
@@ -52,9 +42,8 @@ __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
         "advice": ["advise"],
-        "verdict": ["findings", "sink_level"],
-        "heads": ["FIRST_SHARE", "head_map"],
-        "measure": ["DIAGNOSIS_PASSES", "ModelDiagnosis", "diagnose_model", "read_diagnosis"],
+        "verdict": ["findings"],
+        "measure": ["DIAGNOSIS_PASSES", "ModelDiagnosis", "diagnose_model"],
         "options": ["DiagnoseOptions"],
         "report": ["LEVELS", "after_cure", "diagnosis_report"],
         "sink_choice": [

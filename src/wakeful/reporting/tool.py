@@ -15,7 +15,6 @@ from wakeful.variants.plugins import load_plugin_verb
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
     "diagnose": "a diagnosis", "evaluate": "an evaluation", "quantize": "a damage report",
-    "demo": "a demonstration",
 }  # fmt: skip
 
 

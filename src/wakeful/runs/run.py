@@ -51,7 +51,7 @@ T = TypeVar("T")
 RUN_FORMAT = 1
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 """Files that grow by a row."""
-RESUMED = ("train", "compare", "inherit", "demo")
+RESUMED = ("train", "compare", "inherit")
 """The kinds of run that can be gone on with."""
 Columns = Mapping[str, type]
 """The polars type of each column."""
@@ -76,7 +76,7 @@ class Header:
 
     format: int = RUN_FORMAT
     kind: str = ""
-    """train, compare, inherit, demo, diagnose, evaluate, quantize, or a verb of another package."""
+    """train, compare, inherit, diagnose, evaluate, quantize, or a verb of another package."""
     created: str = ""
     status: str = ""
     """running, stopped or done."""

@@ -56,11 +56,6 @@ def tokens_of(config: Config) -> int:
     return config.train.steps * config.train.batch_size * config.train.length
 
 
-def run_operations(config: Config) -> float:
-    """Return the floating-point operations of a run, as `operations_of` counts them."""
-    return run_size(config).operations * tokens_of(config)
-
-
 def parameters_of(model: ModelConfig) -> int:
     """Return the number of a model's parameters, without making its weights."""
     return _count_parameters(model)[0]
