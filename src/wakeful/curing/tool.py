@@ -38,7 +38,6 @@ from wakeful.diagnosis import (
     Diagnosis,
     advise,
     after_cure,
-    choose_opening,
     choose_prefix,
     diagnose,
     diagnosis_report,
@@ -84,8 +83,8 @@ _REFUSED_OF_EXPERTS = {
     "for_": "its candidates are versions of our decoder, which holds no experts",
     "rotate_inner": _OUR_CLASS_ONLY,
     "rotate_keys": _OUR_CLASS_ONLY,
-    "prefix": "none of Transformers' own classes stores one (wakeful.hf.prefix_cache has it in the "
-    "cache)",
+    "prefix": "none of Transformers' own classes stores one",
+    "sinks": "none of Transformers' classes with experts takes those that a cure finds",
 }
 """Options that are refused for a mixture of experts, with the reason."""
 NUM_FIT, FIT_LENGTH = 16, 256
@@ -487,33 +486,15 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
         WakefulError: an option is not possible for a mixture of experts.
     """
     loaded, options = task.loaded, task.options
-    refused = {name: why for name, why in _REFUSED_OF_EXPERTS.items() if getattr(options, name)}
-    if options.sinks:
-        try:
-            surgery.check_own_sinks(loaded.module)
-        except WakefulError as error:
-            refused["sinks"] = str(error)
-    if refused:
-        name, why = next(iter(refused.items()))
-        raise WakefulError(
-            f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
-            f"{why}; --rotate or --rotate_values can"
-        )
+    for name, why in _REFUSED_OF_EXPERTS.items():
+        if getattr(options, name):
+            raise WakefulError(
+                f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
+                f"{why}; --rotate or --rotate_values can"
+            )
     assert isinstance(loaded.module, PreTrainedModel)
     text, cured = _verification_text(task), loaded.module
     report_lines: list[tuple[str, str]] = []
-    replaced_tokens: list[int] = []
-    changes: dict[str, Any] = {}
-    if options.sinks:
-        changes["read_tokenizer"] = _reader_without_bos(loaded)  # sinks take the place of BOS
-        task.show.note("fitting sinks")
-        windows = windows_of(_choosing_tokens(task, text), loaded.context - 1)
-        replaced_tokens = [*choose_opening(loaded, windows).tokens]
-        cured = surgery.fit_own_sinks(cured, replaced_tokens[0], windows)
-        description = (
-            f"the model's own, fitted to {_format_tokens(loaded, replaced_tokens)} before the text"
-        )
-        report_lines.append(("Learned sinks", description))
     if options.turning:
         task.show.note("rotating")
         cured = surgery.rotate_experts(
@@ -523,19 +504,16 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
     report_lines += _round_changed(cured, loaded.module, task.stored)
     task.show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
-    num_replaced = len(replaced_tokens)
     with torch.inference_mode():
-        # The original reads the tokens that sinks replaced; its logits for them do not count.
-        rows = surgery.prepend_tokens(replaced_tokens, compared)
-        expected = [logits_of(loaded.module, row[None])[:, num_replaced:] for row in rows]
+        expected = [logits_of(loaded.module, row[None]) for row in compared]
         logits = [logits_of(cured, row[None]) for row in compared]
         difference = logit_difference(expected, logits)
-    arithmetic, result = dtype_name(loaded), task.wrap_cured(cured, **changes)
+    arithmetic, result = dtype_name(loaded), task.wrap_cured(cured)
     loss = loss_change(loaded, result, text, options.bos)
     report_lines = [
         ("Loss on the text", str(loss)),
         *report_lines,
-        (f"Logits in {arithmetic}", difference.describe(replaced_tokens)),
+        (f"Logits in {arithmetic}", difference.describe(())),
     ]
     return _CuredModel(
         model=result, done=tuple(report_lines), stock=cured.config.model_type,

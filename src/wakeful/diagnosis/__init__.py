@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from wakeful.diagnosis.report import LEVELS, after_cure, diagnosis_report
     from wakeful.diagnosis.sink_choice import (
         CHOOSING_TOKENS,
-        choose_opening,
         choose_prefix,
         loss_change,
         windows_of,
@@ -28,7 +27,6 @@ __all__ = [
     "ModelDiagnosis",
     "advise",
     "after_cure",
-    "choose_opening",
     "choose_prefix",
     "diagnose",
     "diagnose_model",
@@ -48,7 +46,6 @@ __getattr__, __dir__, _ = attach(
         "report": ["LEVELS", "after_cure", "diagnosis_report"],
         "sink_choice": [
             "CHOOSING_TOKENS",
-            "choose_opening",
             "choose_prefix",
             "loss_change",
             "windows_of",

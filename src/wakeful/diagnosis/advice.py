@@ -19,7 +19,7 @@ from wakeful import surgery
 from wakeful.config.reading import Bos
 from wakeful.diagnosis.later_sinks import LaterSink, later_sinks
 from wakeful.diagnosis.measure import ModelDiagnosis
-from wakeful.diagnosis.sink_choice import choose_opening, choose_prefix, windows_of
+from wakeful.diagnosis.sink_choice import choose_prefix, windows_of
 from wakeful.diagnosis.verdict import findings
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
@@ -347,8 +347,8 @@ class _Turned(Probe):
 def _advise_on_experts(
     loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, has_sink: bool
 ) -> Advice:
-    """Try the two cures that exist for a mixture of experts, and return the best as advice: setting
-    the learned sinks that its architecture has already, and a rotation.
+    """Try the one cure that exists for a mixture of experts, a rotation; return it as advice where
+    it helps.
     """
     sink_stays = "; no cure removes the sink of a mixture of experts" if has_sink else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
@@ -357,44 +357,15 @@ def _advise_on_experts(
         return Advice(words=f"{text}{sink_stays}")
     start = loaded.start_tokens(bos)
     before = look_at(loaded.module, windows, start, text_of=loaded.token_text)
-
-    def measure(cure: str, model: nn.Module, opening: Sequence[int], *options: str) -> Trial:
-        after = look_at(model, windows, opening, text_of=loaded.token_text)
-        return trial_of(options, cure, before, after)
-
-    model, opening = loaded.module, start
-    uncured = best = trial_of((), "as it is", before, before)
-    results = list[str]()
-    if has_sink and _has_own_sinks(model):
-        fitted = surgery.fit_own_sinks(model, choose_opening(loaded, windows).tokens[0], windows)
-        trial = measure("set its own sinks", fitted, (), "--sinks")  # which replace start tokens
-        results.append(trial.describe_change(uncured))
-        if trial.eases(uncured, surgery.free_share(windows.shape[1])):
-            model, opening, best, sink_stays = fitted, (), trial, ""
-    if best.kurtosis > KURTOSIS or not results:
-        try:
-            rotated = surgery.rotate_experts(model, "hadamard")
-        except WakefulError as error:
-            results.append(f"no rotation can be made of it: {error}")
-        else:
-            cure = "rotate the outliers away"
-            if best is not uncured:
-                cure = f"{best.cure} and {cure}"
-            trial = measure(cure, rotated, opening, "--rotate", "hadamard", *best.options)
-            results.append(trial.describe_change(uncured))
-            if trial.kurtosis <= KURTOSIS < best.kurtosis and trial.loss.is_harmless:
-                best = trial
-    if best is uncured:
-        return Advice(words=f"nothing helps {loaded.name}; tried: {'; '.join(results)}{sink_stays}")
-    return Advice(
-        words=f"{best.describe_change(uncured)}{sink_stays}", arguments=" ".join(best.options)
-    )
-
-
-def _has_own_sinks(model: nn.Module) -> bool:
-    """Return True if the architecture has learned sinks that can be set."""
+    uncured = trial_of((), "as it is", before, before)
     try:
-        surgery.check_own_sinks(model)
-    except WakefulError:
-        return False
-    return True
+        rotated = surgery.rotate_experts(loaded.module, "hadamard")
+    except WakefulError as error:
+        result = f"no rotation can be made of it: {error}"
+    else:
+        after = look_at(rotated, windows, start, text_of=loaded.token_text)
+        trial = trial_of(("--rotate", "hadamard"), "rotate the outliers away", before, after)
+        result = trial.describe_change(uncured)
+        if trial.kurtosis <= KURTOSIS < uncured.kurtosis and trial.loss.is_harmless:
+            return Advice(words=f"{result}{sink_stays}", arguments=" ".join(trial.options))
+    return Advice(words=f"nothing helps {loaded.name}; tried: {result}{sink_stays}")

@@ -21,11 +21,9 @@ from wakeful.probes.watch import watch
 from wakeful.surgery import (
     SinkChoice,
     SinkTrial,
-    by_preference,
     choose_sink_tokens,
     free_share,
     losses_after_opening,
-    race_tokens,
 )
 from wakeful.terminal.display import OnProgress, ignore_progress
 
@@ -132,22 +130,6 @@ def choose_prefix(
             known=choice.trials[:1], on_progress=on_progress,
         )  # fmt: skip
     return choice
-
-
-def choose_opening(loaded: Model, windows: Int[Tensor, "B L"]) -> SinkTrial:
-    """Return the trial of the token that, read before a text, gives the lowest loss; BOS if it is
-    as good.
-    """
-
-    def losses_of(token: int, rows: Tensor) -> tuple[float, ...]:
-        return losses_after_opening(loaded.module, rows, (token,))
-
-    trials = race_tokens(
-        likely_sink_tokens(loaded, loaded.module, windows), windows, losses_of=losses_of,
-        begin=lambda token, rows: SinkTrial((token,), losses_of(token, rows)), known={},
-        preferred=loaded.bos,
-    )  # fmt: skip
-    return trials[by_preference(trials, loaded.bos)[0]]
 
 
 def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:

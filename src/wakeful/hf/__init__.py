@@ -9,12 +9,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from wakeful.hf import softmax1
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel, as_transformers
-from wakeful.hf.prefix import prefix_cache
 from wakeful.hf.weights_out import export_decoder
 
 __all__ = [
     "WakefulConfig", "WakefulForCausalLM", "WakefulModel", "as_transformers", "export_decoder",
-    "prefix_cache",
 ]  # fmt: skip
 
 softmax1.register_softmax1()

@@ -1,7 +1,13 @@
 """`learned_sinks`: one parameter per head replaces the token that collects the attention.
 
-What `absorb` leaves of a stored token z is its key: taking q_i · k_z from every logit makes keys
-k_j − k_z and a 1 = e^s in the denominator, which is softmax-1 with a sink s = 0 (From Attention to
+With a token z stored before the text, keys k_z and values v_z, a head of an ordinary softmax gives
+
+    u_i = Σ_j p_ij v_j + p_iz v_z = v_z + Σ_j p_ij (v_j − v_z),
+    p_ij = e^{q_i · k_j} / (e^{q_i · k_z} + Σ_j e^{q_i · k_j}).
+
+A shift of all values is a bias of their projection, and v_z, turned by the output projection, is a
+bias of that. What is left of z is its key: taking q_i · k_z from every logit makes keys k_j − k_z
+and a 1 = e^s in the denominator, which is softmax-1 with a sink s = 0 (From Attention to
 Activation, eq. 1). A shift of all keys is a bias of their projection: the model with z before every
 text, exactly, without z.
 
@@ -12,15 +18,46 @@ text, the weight that z had. Queries and keys that are normalized after their pr
 shift, and s alone.
 """
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from wakeful.errors import WakefulError
+from wakeful.model.attend import causal_mask
 from wakeful.model.decoder import Decoder
+from wakeful.model.hooks import hooked
 from wakeful.model.positions import turn_pairs
-from wakeful.surgery.absorb import RecordedAttention, absorb, check_replaceable, solve_sink
+from wakeful.model.rebuild import rebuild_decoder
+from wakeful.surgery.prefix import store_prefix
 
 NORMALIZER = "softmax1(learned=True)"
+_SMALLEST = 1e-6
+"""Least mean weight, so that its logarithm is finite."""
+
+
+def check_replaceable(decoder: Decoder) -> None:
+    """Raise `WakefulError` if learned sinks cannot replace a stored token."""
+    config = decoder.config
+    for field, required in (("normalizer", "softmax"), ("route", "own")):
+        actual = getattr(config, field)
+        if actual != required:
+            raise WakefulError(
+                f"model.{field} = {actual}: sinks are put into models whose {field} is {required}"
+            )
+    if config.has_short_window:
+        raise WakefulError(
+            f"model.window = {config.window}: sinks stand for one token that every layer sees; "
+            "--prefix auto stores one that no window hides"
+        )
+    # In a relaxed prefix, tokens see each other: one of a single token is ordinary causality.
+    for field, limit in (("relaxed_prefix", 1), ("stored_prefix", 0)):
+        if getattr(config, field) > limit:
+            raise WakefulError(
+                f"model.{field} = {getattr(config, field)}: sinks stand for one token before a "
+                "text of which no token sees a later one"
+            )
 
 
 @torch.no_grad()
@@ -43,18 +80,88 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
             token.
     """
     check_replaceable(decoder)
+    prefixed = store_prefix(decoder, [token])
+    attentions = {layer: block.attention for layer, block in enumerate(prefixed.blocks)}
+    shape = decoder.config.shape
+    tensors: dict[str, Tensor] = {}
 
-    def learn(recorded: RecordedAttention) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the change of a layer's key bias, and its sinks s (H,) by their name."""
-        token_key = recorded.k[:1, :1]
-        shift, rotated_shift = _key_shift(decoder, recorded.layer, token_key, text.shape[1])
-        token_logits, rest = recorded.first_and_rest()
-        _, shifted_rest = recorded.first_and_rest(rotated_shift)
+    def replace_token(layer: int, heads: tuple[Any, ...]) -> None:
+        """Set a layer's sinks and biases from its queries, and keys and values with the token's."""
+        q, k, v = heads
+        attention = attentions[layer]
+        shift, rotated_shift = _key_shift(decoder, layer, k[:1, :1], text.shape[1])
+        token_logits, rest = first_and_rest_logits(q, k, attention.dot.scale)
+        _, shifted_rest = first_and_rest_logits(q, k, attention.dot.scale, rotated_shift)
         sinks = solve_sink(shifted_rest, (token_logits - rest).sigmoid())
-        name = f"blocks.{recorded.layer}.attention.dot.normalizer.log_sinks"
-        return -shift.flatten(), {name: sinks}
+        tensors[f"blocks.{layer}.attention.dot.normalizer.log_sinks"] = sinks.to(q.dtype)
+        token_value = v[0, 0]
+        num_repeats = shape.num_heads // shape.num_kv_heads
+        value_of_heads = token_value.repeat_interleave(num_repeats, 0).flatten()
+        changes_of_bias = {
+            "query": 0.0,  # not changed, but with attention_bias="all" it has to be there
+            "key": -shift.flatten(),
+            "value": -token_value.flatten(),
+            "out": attention.out.weight @ value_of_heads,
+        }
+        for part, change in changes_of_bias.items():
+            linear = cast(nn.Linear, attention.get_submodule(part))
+            bias = linear.bias
+            if bias is None:
+                bias = linear.weight.new_zeros(len(linear.weight))
+            tensors[f"blocks.{layer}.attention.{part}.bias"] = bias.detach() + change
 
-    return absorb(decoder, token, text, learn, normalizer=NORMALIZER)
+    dots = {layer: attention.dot for layer, attention in attentions.items()}
+    with hooked(dots, before=replace_token):
+        prefixed.hidden(text)
+    # The text keeps the positions that it had after the token.
+    if decoder.config.positions == "learned":
+        tensors["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
+    max_length = decoder.config.max_length - 1
+    return rebuild_decoder(
+        decoder, tensors, attention_bias="all", max_length=max_length, normalizer=NORMALIZER
+    )
+
+
+def first_and_rest_logits(
+    q: Float[Tensor, "B L H d"],
+    k: Float[Tensor, "B P G d"],
+    scale: float,
+    shift: "Float[Tensor, '#1 L G d'] | None" = None,
+) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
+    """Return two tensors in float64, with a number for each head and each of N = B · L queries: the
+    logit of the first key, and the log-sum-exp of the logits of the other visible keys.
+
+    There is one key more than there are queries, P = L + 1: query i sees the first key and the
+    i + 1 after it. `shift` is subtracted from the keys after the first.
+    """
+    repeats, length = q.shape[2] // k.shape[2], q.shape[1]
+    hidden = ~causal_mask(length, length, 0, q.device)
+    firsts, rests = list[Tensor](), list[Tensor]()
+    for queries, keys in zip(q.double(), k.double(), strict=True):  # one sequence, to save memory
+        shifted = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
+        keys_of_heads = shifted.repeat_interleave(repeats, dim=1)
+        logits = torch.einsum("lhd,shd->hls", queries, keys_of_heads) * scale
+        firsts.append(logits[..., 0])
+        rests.append(logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1))
+    return torch.cat(firsts, 1), torch.cat(rests, 1)
+
+
+def solve_sink(logits: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> Float[Tensor, "H"]:
+    """Return for each head the sink s, by bisection, that gets the mean of `weights`: over queries,
+    mean σ(s − logits) = mean weights.
+
+    `logits` are the log-sum-exp of all other keys' logits.
+    """
+    mean_weight = weights.mean(1, keepdim=True).clamp(_SMALLEST, 1 - _SMALLEST)
+    # If all logits were equal, s would be that number plus the mean weight's log-odds. So it lies
+    # between the sums for the smallest and the largest logit.
+    smallest, largest = logits.aminmax(dim=1, keepdim=True)
+    low, high = smallest + mean_weight.logit(), largest + mean_weight.logit()
+    for _ in range(60):
+        middle = (low + high) / 2
+        too_small = (middle - logits).sigmoid().mean(1, keepdim=True) < mean_weight
+        low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
+    return ((low + high) / 2).squeeze(1)
 
 
 def _key_shift(
