@@ -23,7 +23,7 @@ def ratios() -> Iterator[Ratio]:
     sink = torch.zeros(HEADS)
     learned = torch.zeros(HEADS, requires_grad=True)
     scale = WIDTH**-0.5
-    keep = causal_mask(LENGTH, LENGTH, 0, torch.device("cpu"))
+    keep = causal_mask(LENGTH, LENGTH, torch.device("cpu"))
 
     def both(forward: Callable[..., Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(forward(*heads), heads, grad)

@@ -84,7 +84,7 @@ GROUPS = (
         "Which of norms, positions, biases, softmax and optimizer grow outliers, whether all "
         "cures combine, and whether Llama's architecture behaves as GPT-2's.",
         (*_names("activation", "table2-130m table3-130m table4-130m table2-llama table3-llama "
-                               "table5 fig2 fig3 largest-weights"),
+                               "table5 fig3 largest-weights"),
          "own/combination", "own/optimizers"),
     ),
     Group(

@@ -240,7 +240,7 @@ def test_every_field_of_the_configuration_is_an_option(
     monkeypatch.setattr("wakeful.training.tool.train_into", stub)
     numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
                "model.width": 48, "model.head_width": 6, "model.max_length": 99,
-               "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
+               "model.rotary_width": 4, "train.length": 21,
                "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6,
                "model.window": 99}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
@@ -253,8 +253,6 @@ def test_every_field_of_the_configuration_is_an_option(
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):
-        if name == "model.stored_prefix":
-            continue
         value: object
         if name == "sample.prompts":
             value = ("a b", "")
@@ -265,6 +263,8 @@ def test_every_field_of_the_configuration_is_an_option(
         elif isinstance(default, bool):
             if default:
                 assert name == "data.cross_documents"
+                expected[name] = False
+                arguments.append("--data.no_cross_documents")
                 continue
             value = True
             arguments.append(f"--{name}")
@@ -284,11 +284,6 @@ def test_every_field_of_the_configuration_is_an_option(
         for part in name.split("."):
             found = getattr(found, part)
         assert found == value, name
-    # A relaxed prefix goes with neither of these.
-    alone = ["--data.no_cross_documents", "--model.stored_prefix", "2"]
-    assert main(["train", str(config), "--out", str(tmp_path / "r"), *alone]) == 1
-    assert taken[1].data.cross_documents is False
-    assert taken[1].model.stored_prefix == 2
 
 
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:

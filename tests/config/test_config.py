@@ -117,7 +117,6 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
             {"train": {"distill": {"alpha": math.inf}}},
             r"train\.distill\.alpha must be finite, got inf",
         ),
-        ({"model": {"relaxed_prefix": 300}}, "relaxed_prefix = 300 is longer than train.length"),
         ({"train": {"seed": -1}}, r"train\.seed must be in \[0, 2\*\*63\), got -1"),
         ({"sample": {"seed": 2**63}}, r"sample\.seed must be in"),
         ({"sample": {"temperature": -0.1}}, r"sample\.temperature must not be negative"),

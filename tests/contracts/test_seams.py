@@ -183,8 +183,6 @@ def test_documents_do_not_go_with_what_contradicts_them():
     decoder(tokens, cache=cache)
     with pytest.raises(WakefulError, match="documents are for whole rows"):
         decoder(tokens, cache=cache, documents=documents)
-    with pytest.raises(WakefulError, match="neither padded batches nor documents"):
-        tiny_decoder(relaxed_prefix=3)(tokens, documents=documents)
 
 
 # ------------------------------------------------------------- what routes read before the layers
@@ -463,13 +461,11 @@ def test_a_normalizer_of_its_own_form_is_its_definition(name, kv_heads, copies):
     normalizer.double()
     q, k, v = (torch.randn(2, 7, heads, 8).double() for heads in (4, kv_heads, kv_heads))
     k, v = k.repeat(1, copies, 1, 1), v.repeat(1, copies, 1, 1)
-    out = DotProduct(normalizer, scale=0.3, prefix=3)(q, k, v, keep=None, copies=copies)
+    out = DotProduct(normalizer, scale=0.3)(q, k, v, keep=None, copies=copies)
     for head in range(4):
         group = head * kv_heads // 4
         for row in range(7):
-            seen = [
-                c * 7 + key for c in range(copies) for key in range(max(row + 1, 3 * (row < 3)))
-            ]
+            seen = [c * 7 + key for c in range(copies) for key in range(row + 1)]
             x = 0.3 * torch.einsum("bd,bsd->bs", q[:, row, head], k[:, seen, group])
             expected = torch.einsum("bs,bsd->bd", WEIGHTS[name](x), v[:, seen, group])
             # softpick's ε is added to a sum that is divided by e^max here.
@@ -481,7 +477,7 @@ def test_attention_with_the_scale_of_another_layer(name):
     normalizer = build("normalizers", name)
     normalizer.attach(tiny_config().shape)
     heads = [torch.randn(1, 5, 4, 8) for _ in range(3)]
-    own, other = (DotProduct(normalizer, scale=scale, prefix=0) for scale in (0.3, 0.7))
+    own, other = (DotProduct(normalizer, scale=scale) for scale in (0.3, 0.7))
     assert torch.equal(own(*heads, keep=None, scale=0.7), other(*heads, keep=None))
     assert not torch.allclose(own(*heads, keep=None), other(*heads, keep=None))
 
@@ -491,7 +487,7 @@ def test_logits_of_a_normalizer_of_its_own_form_are_float32():
     seen: list[torch.dtype] = []
     weights = normalizer.weights
     normalizer.weights = lambda logits: seen.append(logits.dtype) or weights(logits)
-    dot = DotProduct(normalizer, scale=0.3, prefix=0)
+    dot = DotProduct(normalizer, scale=0.3)
     heads = [torch.randn(1, 5, 2, 8) for _ in range(3)]
     for dtype, autocast in ((torch.bfloat16, False), (torch.float32, True), (torch.float64, False)):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

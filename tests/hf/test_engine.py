@@ -131,7 +131,6 @@ def test_texts_in_one_row_are_computed_as_each_alone(name: str, interface) -> No
         ({"normalizer": "sigmoid"}, "model.normalizer"),
         ({"route": "differential"}, "model.route"),
         ({"route": "crosslayer"}, "model.route"),
-        ({"relaxed_prefix": 2}, "model.relaxed_prefix"),
         ({"stored_prefix": 2}, "model.stored_prefix = 2"),
         ({"stored_prefix": 1, "normalizer": "softmax1"}, "model.normalizer = softmax1"),
     ],

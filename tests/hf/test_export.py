@@ -70,7 +70,6 @@ STOCK = {
 if SWA is None:
     STOCK = {name: changes for name, changes in STOCK.items() if "granite_swa" not in name}
 OWN = {name: VARIANTS[name] for name in ("learned sink", "no positions", "odd parts")} | {
-    "relaxed prefix": {"relaxed_prefix": 3},
     "norms of queries over all heads": {"qk_norm": True, "qk_norm_whole": True},
     "norms after": {"placement": "reordered", "depth": "denseformer"},
     "scaled embeddings and caps": {

@@ -14,7 +14,6 @@ class Case(NamedTuple):
     S: int
     H: int = 4
     G: int = 4
-    prefix: int = 0
     mask: str = "causal"
 
 
@@ -26,11 +25,6 @@ CASES = {
     "past one block of the kernel": Case(67, 67, 2, 1),
     "decoding": Case(1, 11, 4, 2),
     "a chunk after a prompt": Case(5, 11, 4, 2),
-    "prefix": Case(11, 11, 4, 2, prefix=4),
-    "prefix as long as the text": Case(5, 5, prefix=5),
-    "prefix longer than the text": Case(5, 5, prefix=9),
-    "prefix of one": Case(5, 5, prefix=1),
-    "a chunk after a prefix": Case(3, 11, 4, 2, prefix=4),
     "padding": Case(9, 9, 4, 2, mask="padding"),
     "padding and a chunk": Case(4, 9, 4, 1, mask="padding"),
     "blind rows": Case(9, 9, 4, 2, mask="blind"),
@@ -92,7 +86,7 @@ def plain_keep(case: Case) -> Tensor:
     for row in range(case.L):
         place = case.S - case.L + row
         for key in range(case.S):
-            seen[row, key] = key <= place or (place < case.prefix and key < case.prefix)
+            seen[row, key] = key <= place
     return seen.expand(B, -1, -1)
 
 

@@ -32,7 +32,7 @@ def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, ato
     q, k, v, drawn = heads(case, size=size)
     of_queries = kind == "of queries"
     sink = by_queries(drawn, case.L) if of_queries else sink_of(kind, drawn)
-    out = attend(q, k, v, scale=scale, sink=sink, prefix=case.prefix, keep=keep_of(case))
+    out = attend(q, k, v, scale=scale, sink=sink, keep=keep_of(case))
     expected = definition(q, k, v, sink, plain_keep(case), scale)
     torch.testing.assert_close(out, expected, rtol=0, atol=atol)
     inputs = [q, k, v] + ([sink] if kind in ("learned", "of queries") else [])
@@ -56,14 +56,13 @@ def test_outputs_and_gradients_are_the_definition(name, kind):
     length=st.integers(1, 20),
     past=st.integers(0, 7),
     grouping=st.sampled_from([(1, 1), (3, 1), (4, 2), (6, 3), (5, 5)]),
-    prefix=st.integers(0, 6),
     kind=st.sampled_from([*SINKS, "of queries"]),
 )
-def test_any_shape_is_the_definition(length, past, grouping, prefix, kind):
-    compare(Case(length, length + past, *grouping, prefix=prefix), kind)
+def test_any_shape_is_the_definition(length, past, grouping, kind):
+    compare(Case(length, length + past, *grouping), kind)
 
 
-@pytest.mark.parametrize("name", ["grouped", "padding", "prefix", "a chunk after a prompt"])
+@pytest.mark.parametrize("name", ["grouped", "padding", "a chunk after a prompt"])
 @pytest.mark.parametrize("kind", SINKS)
 def test_the_library_s_own_definition_agrees(name, kind):
     case = CASES[name]
@@ -94,13 +93,11 @@ def test_copies_are_stretches_that_each_begin_anew():
 
 def test_masks_by_hand():
     expected = {
-        (3, 3, 0): [[1, 0, 0], [1, 1, 0], [1, 1, 1]],
-        (2, 4, 0): [[1, 1, 1, 0], [1, 1, 1, 1]],
-        (4, 4, 3): [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        (3, 4, 3): [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
+        (3, 3): [[1, 0, 0], [1, 1, 0], [1, 1, 1]],
+        (2, 4): [[1, 1, 1, 0], [1, 1, 1, 1]],
     }
-    for (queries, keys, prefix), rows in expected.items():
-        found = causal_mask(queries, keys, prefix, torch.device("cpu"))
+    for (queries, keys), rows in expected.items():
+        found = causal_mask(queries, keys, torch.device("cpu"))
         assert found.int().tolist() == [rows]
 
 
@@ -196,7 +193,7 @@ def test_the_log_sum_exp_is_kept_in_float32():
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
-@pytest.mark.parametrize("name", ["grouped", "blind rows", "decoding", "prefix"])
+@pytest.mark.parametrize("name", ["grouped", "blind rows", "decoding"])
 @pytest.mark.parametrize("trained", [True, False])
 def test_compiling_sees_all_of_it(name, trained):
     """Tracing, fake kernels and the graph of the backward pass: no break, and the same values."""
@@ -207,7 +204,7 @@ def test_compiling_sees_all_of_it(name, trained):
     inputs = (q, k, v, *([sink] if trained else []))
 
     def run(q, k, v, sink, keep):
-        return attend(q, k, v, scale=0.3, sink=sink, prefix=case.prefix, keep=keep)
+        return attend(q, k, v, scale=0.3, sink=sink, keep=keep)
 
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=True)
     out, found = run(q, k, v, sink, keep), compiled(q, k, v, sink, keep)
@@ -345,7 +342,7 @@ def test_extreme_logits_keep_to_the_definition(
         torch.randn(1, 5, heads, 8, generator=generator).to(dtype) for heads in (2, 1, 1, 2)
     )
     q[..., 0], k[..., 0], k[:, 2, :, 0] = 1.0, 0.0, logit
-    keep = causal_mask(5, 5, 0, q.device).clone()
+    keep = causal_mask(5, 5, q.device).clone()
     keep[:, 1] &= not masked
     given = [q, k, v, torch.full((2,), sink)]
 

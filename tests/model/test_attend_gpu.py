@@ -12,7 +12,7 @@ from wakeful.parts import softmax1
 
 GPU_CASES = [
     "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",
-    "a chunk after a prompt", "prefix", "padding", "blind rows", "one mask for all",
+    "a chunk after a prompt", "padding", "blind rows", "one mask for all",
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_on_a_gpu_outputs_and_gradients_are_the_definition(name, kind, dtype, to
     keep = keep_of(case)
     keep = None if keep is None else keep.cuda()
     sink = sink_of(kind, rough[3])
-    out = attend(*rough[:3], scale=0.3, sink=sink, prefix=case.prefix, keep=keep)
+    out = attend(*rough[:3], scale=0.3, sink=sink, keep=keep)
     expected = definition(*exact[:3], sink_of(kind, exact[3]), plain_keep(case), 0.3)
     inputs = range(4 if kind == "learned" else 3)
     upstream = torch.randn_like(expected)

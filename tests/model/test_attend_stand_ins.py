@@ -147,7 +147,7 @@ def test_outputs_and_gradients_are_the_definition(monkeypatch, kernel, name, wid
     q, k, v, drawn = heads(case)
     q, k, v = (x[..., :width].detach().requires_grad_() for x in (q, k, v))
     sink = sink_of(kind, drawn)
-    out = attend(q, k, v, scale=0.3, sink=sink, prefix=case.prefix, keep=keep_of(case))
+    out = attend(q, k, v, scale=0.3, sink=sink, keep=keep_of(case))
     expected = definition(q, k, v, sink, plain_keep(case), 0.3)
     inputs = (q, k, v, *([drawn] if kind == "learned" else []))
     upstream = torch.randn_like(expected)

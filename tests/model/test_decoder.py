@@ -189,62 +189,6 @@ def test_decoding_and_padding_work_with_other_parts(overrides):
     torch.testing.assert_close(decoder(tokens, valid=valid)[1:, 4:], alone, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("normalizer", ["softmax", "softmax1(learned=True)"])
-def test_the_first_tokens_of_a_relaxed_prefix_see_each_other(normalizer):
-    decoder = tiny_decoder(relaxed_prefix=4, normalizer=normalizer)
-    tokens = some_tokens(2, 9)
-    before = decoder(tokens)
-    for place in range(9):
-        changed = tokens.clone()
-        changed[:, place] = (changed[:, place] + 1) % 29
-        after = decoder(changed)
-        first = 0 if place < 4 else place
-        assert torch.equal(after[:, :first], before[:, :first])
-        touched = (after[:, first:] != before[:, first:]).any(-1).all(0)
-        assert touched.all()
-
-
-def test_the_loss_leaves_out_what_a_prefix_has_seen():
-    decoder = tiny_decoder(relaxed_prefix=4)
-    tokens = some_tokens(2, 9)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    each = decoder.loss(inputs, targets, reduction="none")
-    assert (each[:, :3] == 0).all()
-    assert (each[:, 3:] > 0).all()
-    logits = decoder(inputs)[:, 3:]
-    wanted = F.cross_entropy(logits.flatten(0, 1), targets[:, 3:].flatten())
-    assert decoder.loss(inputs, targets).item() == pytest.approx(wanted.item(), rel=1e-6)
-    assert decoder.loss(inputs, targets, reduction="sum").item() == pytest.approx(
-        wanted.item() * 10, rel=1e-6
-    )
-    # The counted targets are not seen: no logits before them change with them.
-    changed = tokens.clone()
-    changed[:, 4] = (changed[:, 4] + 1) % 29
-    assert torch.equal(decoder(changed)[:, :4], decoder(tokens)[:, :4])
-
-
-@pytest.mark.parametrize("route", ["own", "resformer", "svformer", "crosslayer", "cla"])
-@pytest.mark.parametrize("prefix", [1, 4])
-def test_decoding_after_a_prompt_that_covers_the_prefix(route, prefix):
-    decoder = tiny_decoder(relaxed_prefix=prefix, route=route)
-    tokens = some_tokens(2, 11)
-    full = decoder(tokens)
-    for splits in ([4, 3, 2, 1, 1], [5, 6], [11]):
-        cache = decoder.new_cache(2, 11)
-        pieces = [decoder(piece, cache=cache) for piece in tokens.split(splits, 1)]
-        torch.testing.assert_close(torch.cat(pieces, 1), full, rtol=0, atol=1e-10)
-
-
-def test_a_prompt_shorter_than_the_prefix_is_refused():
-    decoder = tiny_decoder(relaxed_prefix=4)
-    with pytest.raises(WakefulError, match=r"relaxed_prefix = 4 needs at least.*got 3"):
-        decoder(some_tokens(1, 3), cache=decoder.new_cache(1, 9))
-    with pytest.raises(WakefulError, match="takes neither padded batches"):
-        decoder(some_tokens(1, 5), valid=torch.ones(1, 5, dtype=torch.bool))
-    # A longer one is as good as any.
-    decoder(some_tokens(1, 4), cache=decoder.new_cache(1, 9))
-
-
 def test_what_does_not_fit_is_refused():
     decoder = tiny_decoder()
     with pytest.raises(WakefulError, match="25 tokens do not fit the model's context of 24"):

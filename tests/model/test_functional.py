@@ -88,13 +88,13 @@ def heads(seed: int = 0) -> tuple[Tensor, ...]:
 
 
 def by_definition(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
-    keep = causal_mask(5, 5, 0, q.device)
+    keep = causal_mask(5, 5, q.device)
     return explicit_attention(q, k, v, scale=0.6, sink=sink, keep=keep)[0]
 
 
 def padded_by_kernel(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     keep = (
-        causal_mask(5, 5, 0, q.device)
+        causal_mask(5, 5, q.device)
         & torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])[:, None].bool()
     )
     return attend(q, k, v, scale=0.6, sink=sink.expand(2, 5, 4), keep=keep)

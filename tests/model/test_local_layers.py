@@ -151,7 +151,6 @@ def test_descriptions_of_before_and_after() -> None:
         ({"local_layers": (2, 1)}, "local_layers must be ascending"),
         ({"local_layers": (-1,)}, "local_layers must be ascending"),
         ({"window": -1}, "window must not be negative"),
-        (WINDOW | {"relaxed_prefix": 2}, "model.window = 4 hides the beginning of a sequence"),
         ({"local_theta": -1.0}, "local_theta must not be negative"),
         ({"local_layers": (1,), "positions": "learned"}, "are for rotary positions"),
     ],

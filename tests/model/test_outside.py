@@ -81,7 +81,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_part_that_is_wrong_is_named(parts: dict[str, str], words: str) -> None:
-    config = tiny_config(**parts, relaxed_prefix=2)
+    config = tiny_config(**parts)
     admit(config)
     with pytest.raises(WakefulError, match=words):
         check_outside(config)

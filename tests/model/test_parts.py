@@ -339,8 +339,6 @@ def test_the_shape_fills_in_what_is_usual():
         ({"head_width": 7}, "pairs of channels"),
         ({"positions": "alibi"}, "positions must be one of"),
         ({"mlp": "relu"}, "mlp must be one of"),
-        ({"relaxed_prefix": 25}, "relaxed_prefix = 25 is longer than model.max_length = 24"),
-        ({"relaxed_prefix": -1}, "relaxed_prefix must not be negative"),
         ({"norm_eps": 0.0}, "norm_eps"),
         ({"init_std": -0.1}, "init_std"),
         ({"rope_theta": 0.0}, "rope_theta"),

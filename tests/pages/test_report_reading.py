@@ -122,15 +122,6 @@ def test_the_method_says_whose_training_it_tells(tmp_path: Path) -> None:
     assert method()["Configuration"] == "of y; what differs is listed below"
 
 
-def test_losses_over_other_targets_are_not_paired(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y")]
-    replace_in_config(runs[1], "relaxed_prefix = 0", "relaxed_prefix = 1")
-    assert read_comparison(runs).variants == ("x", "y")
-    replace_in_config(runs[1], "relaxed_prefix = 1", "relaxed_prefix = 5")
-    with pytest.raises(WakefulError, match=r"their model\.relaxed_prefix differs, 5 and 1"):
-        read_comparison(runs)
-
-
 def test_a_run_under_way_can_be_given_by_hand_but_not_as_the_baseline(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.2)]
     interrupt(runs[1], 10)

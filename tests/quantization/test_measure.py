@@ -8,7 +8,6 @@ import torch
 from test_convert import gpt2
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.errors import WakefulError
 from wakeful.probes import exact
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch
@@ -162,21 +161,6 @@ def test_relative_errors_by_hand() -> None:
     assert relative_errors(found, true) == pytest.approx(
         {"first": 0.1, "rest": 0.5, "all": math.sqrt(1.25 / 29)}
     )
-
-
-@pytest.mark.slow
-def test_tokens_that_see_their_own_targets_are_not_counted() -> None:
-    model = decoder(relaxed_prefix=4)
-    found = measure_damage("tiny", model, {"fine": quantize_module(model, "fine")}, SEQUENCES)
-    assert found.counts == [9] * 4
-    with torch.inference_mode():
-        losses = [
-            model.loss(tokens[:, :-1], tokens[:, 1:], reduction="sum").item()
-            for tokens in SEQUENCES
-        ]
-    assert found.full.nll == pytest.approx(losses, rel=1e-5)
-    with pytest.raises(WakefulError, match="no token to predict"):
-        measure_damage("tiny", model, {}, [some_tokens(1, 4)])
 
 
 def test_hooks_are_gone_after_a_failure() -> None:

@@ -423,12 +423,6 @@ def test_no_division_goes_into_a_norm_that_something_else_reads(
     assert ("model.layers.1.post_attention_layernorm" in read) == (make is llama)
 
 
-def test_norms_of_a_model_with_a_relaxed_prefix_have_readers() -> None:
-    model = tiny_decoder(dtype=torch.float32, relaxed_prefix=4).eval()
-    small = quantize_module(model, SMOOTH_NORMS, calibration=[some_tokens(1, 12)])
-    assert bool((quantized_layers(small)["head"].divisor != 1).any())
-
-
 TEXTS = [some_tokens(1, 24, seed=n) for n in range(4)]
 
 

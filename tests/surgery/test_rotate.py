@@ -180,14 +180,6 @@ def test_stored_values_turn_too(shape: str) -> None:
     assert not torch.allclose(after[f"{stored}values"], before[f"{stored}values"])
 
 
-def test_a_relaxed_prefix_longer_than_what_is_compared() -> None:
-    plain = decoder(relaxed_prefix=70, max_length=80)
-    tokens = torch.arange(75).unsqueeze(0) % plain.config.vocab_size
-    with torch.no_grad():
-        found = rotate(plain)(tokens)
-        torch.testing.assert_close(found, plain(tokens), rtol=1e-8, atol=1e-8)
-
-
 def test_values_turn_within_their_heads() -> None:
     plain = decoder()
     turned, kept = rotate(plain), rotate(plain, values=False)

@@ -80,7 +80,6 @@ def test_sinks_come_nearer_than_nothing() -> None:
     [
         ({"normalizer": "softmax1"}, "normalizer"),
         ({"route": "resformer"}, "route"),
-        ({"relaxed_prefix": 3}, "relaxed_prefix"),
         ({"stored_prefix": 2}, "stored_prefix"),
     ],
 )

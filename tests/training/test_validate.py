@@ -16,7 +16,6 @@ from training.test_loop import stop_after
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data
-from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.reports.html import write_page
 from wakeful.training.compared import read_comparison
@@ -45,11 +44,8 @@ def scored(decoder: Decoder, windows: ValidationWindows) -> pl.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefix", [0, 5])
-def test_each_token_counts_once_and_by_the_definition(text: Path, prefix: int) -> None:
-    _, decoder, windows = with_data(
-        text, model={"relaxed_prefix": prefix}, train={"dtype": "float64"}
-    )
+def test_each_token_counts_once_and_by_the_definition(text: Path) -> None:
+    _, decoder, windows = with_data(text, train={"dtype": "float64"})
     tokens = torch.from_numpy(windows.token_file.tokens.astype(np.int64))
     expected: list[float] = []
     counts: list[int] = []
@@ -59,16 +55,12 @@ def test_each_token_counts_once_and_by_the_definition(text: Path, prefix: int) -
         padded = F.pad(inputs[:size], (0, 16 - size))
         logits = decoder(padded[None]).detach()[0, :size].log_softmax(-1)
         losses = -logits[torch.arange(size), targets]
-        # With a relaxed prefix of 5, the first 4 targets are among the tokens that are seen.
-        losses = losses[max(0, prefix - 1) :]
-        if len(losses):
-            expected.append(float(losses.mean()))
-            counts.append(len(losses))
+        expected.append(float(losses.mean()))
+        counts.append(len(losses))
     frame = scored(decoder, windows)
     assert frame["tokens"].to_list() == counts
     assert frame["loss"].to_list() == pytest.approx(expected, rel=1e-9)
-    if not prefix:
-        assert sum(counts) == len(tokens) - 1
+    assert sum(counts) == len(tokens) - 1
     loss, _ = mean_loss(frame)
     assert loss == pytest.approx(np.average(expected, weights=counts), rel=1e-9)
     assert max(expected) - min(expected) > 0.5
@@ -182,8 +174,3 @@ def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
             comparison_report(read_comparison(run.path), title="t"), tmp_path / "page.html"
         )
         assert f"attention {word} from a document into the next" in page.read_text("utf-8")
-
-
-def test_a_relaxed_prefix_needs_whole_sequences(text: Path) -> None:
-    with pytest.raises(WakefulError, match=r"model\.relaxed_prefix 5 .*data\.no_cross_documents"):
-        tiny(text, model={"relaxed_prefix": 5}, data={"cross_documents": False})

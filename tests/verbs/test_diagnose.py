@@ -27,7 +27,7 @@ from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.config.tables import from_table
 from wakeful.diagnosis.later_sinks import LaterSink
-from wakeful.diagnosis.measure import diagnose_model, read_diagnosis
+from wakeful.diagnosis.measure import read_diagnosis
 from wakeful.diagnosis.report import diagnosis_report
 from wakeful.diagnosis.verdict import diagnosis_summary, findings
 from wakeful.errors import WakefulError
@@ -104,21 +104,6 @@ def test_two_models_make_one_table_and_one_page(
     assert not re.search(r"[>\s(]-\d", re.sub(drawn, "", shown))
     assert Run.open(out).header.status == "done"
     assert "exists already" in fails(capsys, str(llama), "--text", str(text), "--out", str(out))
-
-
-def test_targets_that_a_relaxed_prefix_shows_are_not_in_the_loss(
-    text: Path, tmp_path: Path
-) -> None:
-    run = train_run(tiny(text, model={"relaxed_prefix": 5}), tmp_path / "run")
-    loaded = load(str(run.path), device=torch.device("cpu"), dtype=torch.float32)
-    sequences = [list(range(n, n + 12)) for n in (1, 5)]
-    found = diagnose_model(loaded, sequences)
-    tokens = torch.tensor(sequences)
-    with torch.no_grad():
-        expected = loaded.decoder().loss(tokens[:, :-1], tokens[:, 1:])
-    assert found.loss == pytest.approx(float(expected), rel=1e-5)
-    with pytest.raises(wakeful.WakefulError, match="no token to predict"):
-        diagnose_model(loaded, [list(range(5))])
 
 
 @pytest.mark.slow

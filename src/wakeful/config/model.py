@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
 from wakeful.config.options import What
-from wakeful.config.rules import AtLeast, AtMost, RuleChecked
+from wakeful.config.rules import AtLeast, RuleChecked
 from wakeful.errors import WakefulError
 from wakeful.variants.shape import Shape
 
@@ -96,8 +96,6 @@ class ModelConfig(RuleChecked):
     """Queries times keys are divided by the square root of this. 0 means head_width."""
     scale_logits_by_layer: bool = False
     """Divide attention logits also by (layer index + 1), beyond the square root of head_width."""
-    relaxed_prefix: int = 0
-    """Prefix LM: this many first tokens attend in both directions and have no loss."""
     stored_prefix: int = 0
     """Tokens before every sequence whose keys and values are stored with the weights. Every token
     attends to them, in local layers also from beyond the window."""
@@ -116,9 +114,8 @@ class ModelConfig(RuleChecked):
     SECTION = "model"
     RULES = (
         AtLeast("vocab_size max_length num_layers num_heads width mlp_width", 1),
-        AtLeast("num_kv_heads head_width relaxed_prefix rotary_width stored_prefix", 0),
+        AtLeast("num_kv_heads head_width rotary_width stored_prefix", 0),
         AtLeast("logit_cap query_scalar window local_theta", 0),
-        AtMost("relaxed_prefix", "max_length"),
     )
 
     def __post_init__(self) -> None:
@@ -149,32 +146,16 @@ class ModelConfig(RuleChecked):
             )
         self._check_positions()
         self._check_local_layers()
-        self._check_prefixes()
-        if self.qk_norm_whole and not self.qk_norm:
-            raise WakefulError("model.qk_norm_whole needs model.qk_norm: turn it on too")
-        if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
-            raise WakefulError(
-                "model.norm_eps and model.rope_theta must be positive, model.init_std not negative"
-            )
-
-    def _check_prefixes(self) -> None:
-        """Raise `WakefulError` if a stored or relaxed prefix does not fit the context or the
-        windows.
-        """
         if self.stored_prefix >= self.max_length:
             raise WakefulError(
                 f"model.stored_prefix = {self.stored_prefix} leaves no room for text within "
                 f"model.max_length = {self.max_length}"
             )
-        if self.stored_prefix and self.relaxed_prefix > 1:
+        if self.qk_norm_whole and not self.qk_norm:
+            raise WakefulError("model.qk_norm_whole needs model.qk_norm: turn it on too")
+        if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
             raise WakefulError(
-                "model.stored_prefix and model.relaxed_prefix both stand at the beginning of a "
-                "sequence: keep one of them"
-            )
-        if self.has_short_window and self.relaxed_prefix > 1:
-            raise WakefulError(
-                f"model.window = {self.window} hides the beginning of a sequence from the local "
-                "layers, where model.relaxed_prefix stands: keep one of them"
+                "model.norm_eps and model.rope_theta must be positive, model.init_std not negative"
             )
 
     def _check_positions(self) -> None:

@@ -279,9 +279,7 @@ class Config(RuleChecked):
         Within("data.validation_fraction", "(0, 1)"),
         Within("train.seed sample.seed", "[0, 2**63)"),
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
-        Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
         AtMost("train.length", "model.max_length", "the model's context"),
-        AtMost("model.relaxed_prefix", "train.length"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from wakeful.probes.base import SCHEMA, Frame, Probe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
-from wakeful.probes.running import first_target, num_layers_of
+from wakeful.probes.running import num_layers_of
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, read_frame
 from wakeful.terminal.display import OnProgress, ignore_progress
@@ -46,8 +46,7 @@ class ModelDiagnosis:
     length: int
     num_sequences: int
     loss: float
-    """Mean next-token loss over sequences, in nats per token; where a relaxed prefix lets tokens
-    see their own targets, those are left out."""
+    """Mean next-token loss over sequences, in nats per token."""
     loss_error: float
     rows: Frame
     """Metrics: layer, head, position, metric, variant, value, standard_error, kind."""
@@ -226,11 +225,10 @@ def _sequence_loss(loaded: Model, ids: torch.Tensor) -> float:
     Raises:
         WakefulError: the sequence has no token to predict, or the loss is not finite.
     """
-    start = first_target(loaded.module)  # tokens of a relaxed prefix are no targets
-    if start >= ids.shape[1]:
+    if ids.shape[1] < 2:
         raise WakefulError("a sequence has no token to predict; make them longer (--length)")
-    logits = loaded.logits(ids)[0, start - 1 : -1].float()
-    loss = float(F.cross_entropy(logits, ids[0, start:]))
+    logits = loaded.logits(ids)[0, :-1].float()
+    loss = float(F.cross_entropy(logits, ids[0, 1:]))
     if not math.isfinite(loss):
         raise WakefulError(
             f"{loaded.name}'s loss is not finite: the model is damaged, or needs --dtype float32 "

@@ -467,7 +467,7 @@ def _detail_folds(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
                   partial(pooled_attention, diagnosis),
                   explained="Rows are queries, columns keys, each a fraction of the sequence: the "
                   "weights in a bin of keys summed, the mean over queries and sequences. Lower "
-                  "triangles, and what a relaxed prefix lets see."),
+                  "triangles."),
         ])  # fmt: skip
     rows = [
         [str(row["variant"]), f"{row['value']:,.1f}", str(row["layer"]), str(row["position"]),

@@ -34,7 +34,7 @@ from wakeful.loading.reading import (
 from wakeful.model.decoder import IGNORED
 from wakeful.model.finite import check_logits, widened
 from wakeful.probes import running
-from wakeful.probes.running import first_target, states_of
+from wakeful.probes.running import states_of
 from wakeful.quantization import QuantizedLinear
 from wakeful.scores import Score
 from wakeful.terminal.display import OnProgress, ignore_progress
@@ -140,9 +140,3 @@ def log_likelihoods(
 def check_likelihoods(name: str, model: nn.Module) -> None:
     """Raise `WakefulError` if some of the model's tokens attend to their own targets."""
     running.check_causal(name, model)
-    prefix = first_target(model)
-    if prefix > 1:
-        raise WakefulError(
-            f"{name} has model.relaxed_prefix = {prefix}: its first tokens "
-            "see their own targets, so it gives a text no likelihood; compare validation losses"
-        )

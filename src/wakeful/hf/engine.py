@@ -130,8 +130,6 @@ def _find_engine_problems(
         yield f"model.normalizer = {config.normalizer} makes other weights than a softmax"
     if any(attention.attenders for attention in attentions):
         yield f"model.route = {config.route} attends in a way of its own"
-    if config.relaxed_prefix > 1:
-        yield f"model.relaxed_prefix = {config.relaxed_prefix} lets tokens see later ones"
     if sink is not None and sink.dim() > 1:
         yield f"model.normalizer = {config.normalizer} has another sink for every query"
     if any(attention.returns_null_share for attention in attentions):

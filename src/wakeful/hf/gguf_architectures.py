@@ -42,7 +42,7 @@ _ROPE_PATTERN = "{arch}.attention.rope_pattern"
 """Key of the layers that have positions, in llama.cpp and not yet in gguf."""
 _OURS = (
     "route", "depth", "normalizer", "embedding", "mlp_rotation", "qk_rotation", "stored_prefix",
-    "relaxed_prefix", "scale_logits_by_layer", "logit_cap", "parallel",
+    "scale_logits_by_layer", "logit_cap", "parallel",
 )  # fmt: skip
 """Fields that are worth naming where no stock architecture is the model."""
 _PAIRED = ("llama", "smollm3", "granite", "granite_swa")

@@ -25,7 +25,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.engine import ENGINES, use_engine_attention
 from wakeful.hf.offloading import offloaded_weights_loaded, unsplit_modules
 from wakeful.hf.projections import name_projections, projection_name
-from wakeful.model.decoder import IGNORED, Decoder, fixed_seed
+from wakeful.model.decoder import Decoder, fixed_seed
 from wakeful.model.hooks import hooked
 from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
@@ -380,10 +380,6 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         logits = self._decoder.capped(self.lm_head(hidden[:, positions]))
         loss = None
         if labels is not None:
-            prefix = self._decoder.config.relaxed_prefix
-            if prefix > 1:  # tokens of the prefix see each other, and would see their labels
-                labels = labels.clone()
-                labels[:, :prefix] = IGNORED
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )

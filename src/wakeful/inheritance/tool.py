@@ -193,7 +193,7 @@ class _Job:
         heir = read_decoder(last.run.path, dtype="auto").decoder()
         # A cache of 1,024 tokens; 64 tokens generated after a prompt of 16, less in short contexts.
         context = min(1024, reference.config.context)
-        prompt_length = max(min(16, context // 4), reference.config.relaxed_prefix)
+        prompt_length = min(16, context // 4)
         prompt = self.data.train.read(np.zeros(1, np.int64), prompt_length)[0].tolist()
         sizes = outcome.footprints(
             {"reference": reference, "heir": heir}, prompt,

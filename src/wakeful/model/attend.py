@@ -30,7 +30,6 @@ def attend(
     *,
     scale: float,
     sink: Float[Tensor, "*queries H"] | None = None,
-    prefix: int = 0,
     keep: Bool[Tensor, "#B L S"] | None = None,
     copies: int = 1,
 ) -> Float[Tensor, "B L H d"]:
@@ -41,9 +40,8 @@ def attend(
         scale: factor of the logits q · k.
         sink: s, where e^s is added to the denominator: (H,), or (B, L, H) to differ by query; None
             for the ordinary softmax.
-        prefix: the first `prefix` tokens see each other in both directions (relaxed causal mask).
-        keep: mask of the pairs that may attend, in place of causality and `prefix`, such as for
-            padding. A query that sees nothing gets zeros.
+        keep: mask of the pairs that may attend, in place of causality, such as for padding. A
+            query that sees nothing gets zeros.
         copies: number of sequences, of S / copies tokens each and starting at position 0, that the
             keys are a concatenation of.
 
@@ -54,17 +52,10 @@ def attend(
     queries, keys = q.shape[1], k.shape[1]
     # Kernels are causal without a mask only where queries and keys are as many.
     if keep is None and copies == 1 and queries == keys:
-        out = _run_kernel(q, k, v, sink, None, True, scale)
-        if prefix > 1:  # the first tokens, which see each other, are attended to again
-            first = slice(0, min(prefix, keys))
-            if sink is not None and sink.dim() == 3:
-                sink = sink[:, first]
-            relaxed = _run_kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
-            out = torch.cat([relaxed, out[:, relaxed.shape[1] :]], dim=1)
-        return out
+        return _run_kernel(q, k, v, sink, None, True, scale)
     # A single query, the last token, sees all keys: it needs no mask.
     if keep is None and (copies > 1 or queries > 1):
-        keep = _mask_copies(q, k, prefix, copies)
+        keep = _mask_copies(q, k, copies)
     return _run_kernel(q, k, v, sink, keep, False, scale)
 
 
@@ -75,7 +66,6 @@ def attend_by_definition(
     weigh: Weigh,
     *,
     scale: float,
-    prefix: int = 0,
     keep: Bool[Tensor, "#B L S"] | None = None,
     copies: int = 1,
 ) -> Float[Tensor, "B L H d"]:
@@ -85,31 +75,26 @@ def attend_by_definition(
     """
     q, k, v = _to_autocast_dtype(q, k, v)
     if keep is None:
-        keep = _mask_copies(q, k, prefix, copies)
+        keep = _mask_copies(q, k, copies)
     wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         out, _ = _weigh_values(q.to(wide), k.to(wide), v.to(wide), weigh, scale, keep)
     return out.to(q.dtype)
 
 
-def _mask_copies(q: Tensor, k: Tensor, prefix: int, copies: int) -> Bool[Tensor, "1 L S"]:
+def _mask_copies(q: Tensor, k: Tensor, copies: int) -> Bool[Tensor, "1 L S"]:
     """Return the causal mask of keys that are a concatenation of `copies` sequences."""
-    keep = causal_mask(q.shape[1], k.shape[1] // copies, prefix, q.device)
+    keep = causal_mask(q.shape[1], k.shape[1] // copies, q.device)
     return keep.repeat(1, 1, copies) if copies > 1 else keep
 
 
-def causal_mask(
-    queries: int, keys: int, prefix: int, device: torch.device
-) -> Bool[Tensor, "1 L S"]:
-    """Return a mask, True where a query sees a key: itself and earlier ones, and the first `prefix`
-    tokens each other. The queries are the last of the tokens that the keys are of.
+def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "1 L S"]:
+    """Return a mask, True where a query sees a key: its own and earlier ones. The queries are the
+    last of the tokens that the keys are of.
     """
     position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     key = torch.arange(keys, device=device)
-    mask = key <= position
-    if prefix > 1:
-        mask |= (position < prefix) & (key < prefix)
-    return mask.unsqueeze(0)
+    return (key <= position).unsqueeze(0)
 
 
 def explicit_attention(

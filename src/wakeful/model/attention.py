@@ -161,13 +161,10 @@ class DotProduct(nn.Module):
     attention. `stored` is the number of keys that precede those of the text.
     """
 
-    def __init__(
-        self, normalizer: Normalizer, *, scale: float, prefix: int, stored: int = 0
-    ) -> None:
+    def __init__(self, normalizer: Normalizer, *, scale: float, stored: int = 0) -> None:
         super().__init__()
         self.normalizer = normalizer
         self.scale = scale
-        self.prefix = prefix
         self.stored = stored
 
     def forward(
@@ -190,7 +187,6 @@ class DotProduct(nn.Module):
             keep = keep.repeat(1, 1, copies)
         arguments: dict[str, Any] = {
             "scale": self.scale if scale is None else scale,
-            "prefix": self.prefix,
             "keep": keep,
             "copies": copies,
         }
@@ -251,9 +247,7 @@ class Attention(HasRoles, nn.Module):
             scale / (number if config.scale_logits_by_layer else 1)
             for number in range(1, shape.num_layers + 1)
         )
-        self.dot = DotProduct(
-            normalizer, scale=self.scales[layer], prefix=config.relaxed_prefix, stored=stored
-        )
+        self.dot = DotProduct(normalizer, scale=self.scales[layer], stored=stored)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=config.out_bias)
         self.turn = WalshHadamard() if config.qk_rotation else None
         """Applied to queries and keys after RoPE and any route."""
@@ -356,7 +350,6 @@ class Attention(HasRoles, nn.Module):
             torch.ones_like(keys),  # with values of 1 the output is the sum of the weights
             scale=self.dot.scale,
             sink=q.new_zeros(q.shape[2]) if sink is None else sink,
-            prefix=self.dot.prefix,
             keep=flow.mask(self.local),
         )
         return 1 - out[..., 0].mean(-1)

@@ -221,25 +221,13 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         `reduction` is "mean" over the counted targets (differentiable once), "sum", or "none" for
         (B, L). `documents`: see `forward`.
         """
-        logits, targets = self(tokens, documents=documents), self.counted(targets)
+        logits = self(tokens, documents=documents)
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
         # A compiler fuses the loss itself, and `torch.func` cannot transform a loss by rows.
         if by_rows and not torch.compiler.is_compiling() and not is_transformed():
             targets = targets.flatten()
             return cross_entropy_of_rows(logits.flatten(0, 1), targets, targets.ne(IGNORED))
         return cross_entropy(logits, targets, reduction=reduction)
-
-    def counted(self, targets: Int[Tensor, "B L"], *, prefix: int = 0) -> Int[Tensor, "B L"]:
-        """Return the targets, −100 where a token sees its own target: in a relaxed prefix, whose
-        tokens see each other.
-
-        `prefix` is the length of another model's, such as a teacher's: the longer one decides.
-        """
-        prefix = max(prefix, self.config.relaxed_prefix)
-        if prefix <= 1:
-            return targets
-        sees_target = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
-        return targets.masked_fill(sees_target, IGNORED)
 
     def hidden(
         self,
@@ -307,7 +295,6 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
-        self._check_first_length(start, end)
         positions_given = places is not None
         keep = None  # the mask of layers without a window: which keys a query sees; None for causal
         if valid is not None:
@@ -325,13 +312,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             is_first = begins_of(documents)
             document_number = is_first.cumsum(1)  # a number of `documents` may occur again
             same_document = document_number.unsqueeze(2) == document_number.unsqueeze(1)
-            keep = causal_mask(end, end, 0, x.device) & same_document
+            keep = causal_mask(end, end, x.device) & same_document
             if places is None:
                 places = _positions_in_documents(is_first)
-        if keep is not None and self.config.relaxed_prefix > 1:
-            raise WakefulError(
-                "a model with model.relaxed_prefix takes neither padded batches nor documents"
-            )
         if positions_given or end > self.config.context:
             self._check_positions(places, end)
         near = self._local_mask(start, end, keep, x.device)  # the same within local layers' window
@@ -528,7 +511,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         if not self.config.has_short_window or end <= window or self.by_engine:
             return None
         if keep is None:
-            keep = causal_mask(end - start, end, 0, device)
+            keep = causal_mask(end - start, end, device)
         query = torch.arange(start, end, device=device).unsqueeze(1)
         return keep & (query - torch.arange(end, device=device) < window)
 
@@ -540,7 +523,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """
         if valid.shape[1] != end:
             raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
-        return causal_mask(end - start, end, prefix=0, device=valid.device) & valid.unsqueeze(1)
+        return causal_mask(end - start, end, valid.device) & valid.unsqueeze(1)
 
     def _check_positions(self, places: Tensor | None, end: int) -> None:
         """Raise `WakefulError` for positions outside the context, or for more tokens than it has if
@@ -558,16 +541,6 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                     f"positions must lie between 0 and {context - 1}, in the model's context of "
                     f"{context} tokens; got {first} to {last}"
                 )
-
-    def _check_first_length(self, start: int, end: int) -> None:
-        """Raise `WakefulError` if a text begins with fewer tokens than the relaxed prefix has: they
-        would have to see tokens that come later.
-        """
-        if start == 0 and end < self.config.relaxed_prefix:
-            raise WakefulError(
-                f"a model with model.relaxed_prefix = {self.config.relaxed_prefix} needs at least "
-                f"that many tokens at once to begin with, got {end}"
-            )
 
 
 def _show_prefix(mask: Tensor | None, num_tokens: int) -> Tensor | None:

@@ -38,7 +38,7 @@ def check_outside(config: ModelConfig) -> None:
     width = max(8, 2 * (64 // config.num_heads))
     narrow = dataclasses.replace(
         config, vocab_size=64, max_length=max(_LENGTHS), width=width * config.num_heads,
-        head_width=width, mlp_width=16, rotary_width=0, relaxed_prefix=0, stored_prefix=0,
+        head_width=width, mlp_width=16, rotary_width=0, stored_prefix=0,
         window=min(config.window, 5),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

@@ -27,7 +27,7 @@ from wakeful.probes.streaming import AttentionInputs, head_weights, tiles
 
 class AttentionPictures(SumProbe):
     """`attention_picture`: the weights of chosen layers and heads (None: of all), S × S: lower
-    triangles, and what a relaxed prefix lets queries see after themselves.
+    triangles.
 
     A pixel is the attention its queries (rows) give its keys, in sum over the keys and mean over
     the queries, so a row sums to what the weights do. Sequences are averaged; row and column bins

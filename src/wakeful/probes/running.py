@@ -113,15 +113,6 @@ def num_layers_of(model: nn.Module) -> int:
     return model.config.get_text_config(decoder=True).num_hidden_layers  # pyright: ignore
 
 
-def first_target(model: nn.Module) -> int:
-    """Return the position of the first token to predict: 1, or the length of a relaxed prefix,
-    whose tokens see each other.
-    """
-    # The model may be a Transformers class around our decoder.
-    decoder = next((part for part in model.modules() if isinstance(part, Decoder)), None)
-    return 1 if decoder is None else max(1, decoder.config.relaxed_prefix)
-
-
 @torch.no_grad()
 def check_causal(name: str, model: nn.Module) -> None:
     """Raise `WakefulError` if another last token changes the logits of earlier ones.

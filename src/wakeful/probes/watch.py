@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
@@ -109,8 +108,6 @@ class DecoderSource:
         keep = kwargs.get("keep")
         if keep is not None and dot.stored:
             keep = keep[..., dot.stored :]
-        if keep is None and dot.prefix > 1:  # a relaxed prefix: its tokens see each other
-            keep = causal_mask(length, length, dot.prefix, q.device)
         if keep is not None:
             _, keep = visibility(keep, self.valid, None)  # None if it is causal
         sink = kwargs["sink"]

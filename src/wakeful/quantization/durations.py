@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.device import synchronize
-from wakeful.probes.running import first_target, logits_of
+from wakeful.probes.running import logits_of
 from wakeful.quantization.formats import scheme_fits
 from wakeful.quantization.linear import quantize_layer_with_schemes, weight_and_bias
 from wakeful.quantization.schemes import Scheme
@@ -30,9 +30,8 @@ def estimate_forward_seconds(model: nn.Module, tokens: Int[Tensor, "1 L"]) -> fl
 
     A shorter pass comes first, so that one-time work of a first call is not timed.
     """
-    first = first_target(model)  # the position of the first token to predict
-    start_of_text = tokens[:, : first + _TOKENS]
-    logits_of(model, start_of_text[:, : first + 1])
+    start_of_text = tokens[:, :_TOKENS]
+    logits_of(model, start_of_text[:, :2])
     start = time.perf_counter()
     logits_of(model, start_of_text)
     synchronize(tokens.device)

@@ -14,7 +14,7 @@ from wakeful.model.attention import Heads
 from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import first_target, logits_of
+from wakeful.probes.running import logits_of
 from wakeful.quantization.linear import weight_and_bias
 
 
@@ -67,13 +67,13 @@ def capture_output_gradients(
     def read(tokens: Tensor) -> None:
         for records in (embedded, embedding_inputs, calls):
             records.clear()
-        logits = widened(logits_of(model, tokens.clone())[:, first - 1 : -1].flatten(0, 1))
+        logits = widened(logits_of(model, tokens.clone())[:, :-1].flatten(0, 1))
         if not embedded:
             raise WakefulError(
                 f"{type(model).__name__} has no embedding, from which gradients are computed: use "
                 "gptq(weighting='none')"
             )
-        targets = tokens[:, first:].flatten()
+        targets = tokens[:, 1:].flatten()
         if label_generator is not None:
             predictions = logits.detach().softmax(-1)
             targets = predictions.multinomial(1, generator=label_generator).squeeze(1)
@@ -96,7 +96,6 @@ def capture_output_gradients(
     norms = {name: module.norm for name, module in layers.items() if isinstance(module, Heads)}
     head_widths = {name: weight_and_bias(layers[name])[0].shape[0] for name in norms}
     other_layers = {name: module for name, module in layers.items() if name not in norms}
-    first = first_target(model)
     with (
         hooked(embeddings, after=start_graph),
         hooked(norms, before=watch_head_projection),

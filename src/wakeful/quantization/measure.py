@@ -26,7 +26,7 @@ from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.experts import Experts
 from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import block_paths, check_causal, first_target, logits_of, named_blocks
+from wakeful.probes.running import block_paths, check_causal, logits_of, named_blocks
 from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.convert import prepare_for_layers, quantized_layers
 
@@ -194,11 +194,10 @@ def logits_and_targets(
     Raises:
         WakefulError: the sequences are too short to predict any token.
     """
-    start = first_target(model)  # the position of the first token that is predicted
-    if tokens.shape[1] <= start:
+    if tokens.shape[1] < 2:
         raise WakefulError("a sequence has no token to predict; make them longer")
-    logits = logits_of(model, tokens)[:, start - 1 : -1]  # each is for the next token
-    return logits.flatten(0, 1), tokens[:, start:].flatten()
+    logits = logits_of(model, tokens)[:, :-1]  # each is for the next token
+    return logits.flatten(0, 1), tokens[:, 1:].flatten()
 
 
 def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:

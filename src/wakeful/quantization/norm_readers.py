@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.model.hooks import hooked
-from wakeful.probes.running import first_target, logits_of
+from wakeful.probes.running import logits_of
 from wakeful.quantization.linear import QuantizedLinear
 
-_TOKENS = 4
-"""Tokens of the traced pass, beyond a relaxed prefix; one may be a padding token, all zeros."""
+_TOKENS = 5
+"""Tokens of the traced pass; one may be a padding token, all zeros."""
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def _linear_modules(model: nn.Module) -> dict[str, nn.Module]:
 def _few_logits(model: nn.Module) -> Tensor:
     """Return the logits of a few tokens with the ids 0, 1, 2 ..."""
     embedding = next(module for module in model.modules() if isinstance(module, nn.Embedding))
-    tokens = torch.arange(first_target(model) + _TOKENS, device=embedding.weight.device)
+    tokens = torch.arange(_TOKENS, device=embedding.weight.device)
     return logits_of(model, tokens[None] % embedding.num_embeddings)
 
 

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
-from wakeful.probes.running import first_target
 from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.formats import LayersByFormat
 from wakeful.quantization.gguf_file import EmbeddingTable
@@ -109,7 +108,7 @@ def score_formats(
             inputs.clear()
             calls.clear()
             read(tokens)
-            count += tokens.shape[0] * (tokens.shape[1] - first_target(model))
+            count += tokens.shape[0] * (tokens.shape[1] - 1)
     return {
         format_name: {name: total / count for name, total in totals.items()}
         for format_name, totals in scores.items()

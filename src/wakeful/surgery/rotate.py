@@ -385,7 +385,7 @@ def _check_logits_kept(before: Decoder, after: Decoder, kind: Rotation | str) ->
         before, after, before.embed.weight, stored_tensor(before.embed.weight).dtype, "the logits",
         f"under {kind}: model.route = {config.route}, model.depth = {config.depth} or model.norm = "
         f"{config.norm} does not commute with a rotation",
-        length=max(config.relaxed_prefix, min(64, config.context)),
+        length=min(64, config.context),
     )  # fmt: skip
 
 

@@ -51,13 +51,11 @@ def check_replaceable(decoder: Decoder) -> None:
             f"model.window = {config.window}: sinks stand for one token that every layer sees; "
             "--prefix auto stores one that no window hides"
         )
-    # In a relaxed prefix, tokens see each other: one of a single token is ordinary causality.
-    for field, limit in (("relaxed_prefix", 1), ("stored_prefix", 0)):
-        if getattr(config, field) > limit:
-            raise WakefulError(
-                f"model.{field} = {getattr(config, field)}: sinks stand for one token before a "
-                "text of which no token sees a later one"
-            )
+    if config.stored_prefix:
+        raise WakefulError(
+            f"model.stored_prefix = {config.stored_prefix}: sinks stand for one token before a "
+            "text, and this model stores some already"
+        )
 
 
 @torch.no_grad()
@@ -135,7 +133,7 @@ def first_and_rest_logits(
     i + 1 after it. `shift` is subtracted from the keys after the first.
     """
     repeats, length = q.shape[2] // k.shape[2], q.shape[1]
-    hidden = ~causal_mask(length, length, 0, q.device)
+    hidden = ~causal_mask(length, length, q.device)
     firsts, rests = list[Tensor](), list[Tensor]()
     for queries, keys in zip(q.double(), k.double(), strict=True):  # one sequence, to save memory
         shifted = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])

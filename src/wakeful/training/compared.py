@@ -368,14 +368,6 @@ def _unpaired_difference(run: TrainedRun, first: TrainedRun) -> str:
     for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
         if getattr(run.data, key) != getattr(first.data, key):
             return f"{key} differs; train both on the same data"
-    # A prefix of one token sees itself alone, as a model without a prefix does.
-    prefix = max(1, run.config.model.relaxed_prefix)
-    first_prefix = max(1, first.config.model.relaxed_prefix)
-    if prefix != first_prefix:
-        return (
-            f"model.relaxed_prefix differs, {prefix} and {first_prefix}, and losses leave out the "
-            "targets inside it; report each alone"
-        )
     windows = run.validation.select("window", "tokens")
     first_windows = first.validation.select("window", "tokens")
     if run.done and not windows.equals(first_windows):

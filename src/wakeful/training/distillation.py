@@ -136,7 +136,6 @@ class Distillation:
         self.teacher = teacher.eval().requires_grad_(False)
         self.config = config
         self._vocab_size = student.config.vocab_size
-        self._teachers_prefix = teacher.config.relaxed_prefix
 
     def loss(
         self,
@@ -151,14 +150,12 @@ class Distillation:
         """
         with torch.no_grad():
             teacher_logits = self.teacher(tokens, documents=documents)[..., : self._vocab_size]
-        # A target that the teacher or the student sees, in its relaxed prefix, is not counted.
-        counted = self.student.counted(targets, prefix=self._teachers_prefix)
         # torch.compile fuses the definition; without it the loss by rows is faster.
         loss = distillation_loss if torch.compiler.is_compiling() else distillation_in_rows
         return loss(
             self.student(tokens, documents=documents),
             teacher_logits,
-            counted,
+            targets,
             alpha=self.config.alpha,
             temperature=self.config.temperature,
             over=self.config.over,

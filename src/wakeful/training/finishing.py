@@ -163,7 +163,7 @@ def _default_prompts(training: Training) -> list[str]:
 def _sample_texts(training: Training, decoder: Decoder) -> Iterator[Sample]:
     """Yield a continuation of each prompt by the trained model.
 
-    It is empty for a prompt that is longer than the context or shorter than the relaxed prefix.
+    It is empty for a prompt that is longer than the context.
     """
     config, data = training.config, training.data
     settings, bos = config.sample, data.window_bos(config.data)
@@ -173,11 +173,10 @@ def _sample_texts(training: Training, decoder: Decoder) -> Iterator[Sample]:
         # A document begins with the end of the one before; an empty prompt begins one.
         ids = [*opening, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
         room = config.model.context - len(ids)
-        readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
         new = generate_tokens(
             decoder,
-            ids if readable else [data.tokenizer.end_of_text],
-            num_tokens=min(settings.num_tokens, room) if readable else 0,
+            ids if room >= 0 else [data.tokenizer.end_of_text],
+            num_tokens=max(min(settings.num_tokens, room), 0),
             temperature=settings.temperature,
             top_k=settings.top_k,
             seed=settings.seed,

@@ -22,8 +22,6 @@ IN_COMMON = {
     "tokenizer": _SAME_DATA,
     "validation_sha256": _SAME_DATA,
     "train.length": "give both the same",
-    "model.relaxed_prefix": "losses leave out the targets inside a prefix, so the means would be "
-    "over other tokens; compare rows of one prefix, or train each with wakeful train",
 }
 """Facts that variants must share for their losses to be paired, and the remedies."""
 
@@ -216,6 +214,4 @@ def _resolve_variants(
 
 def _values_in_common(config: Config, data: DataFacts) -> dict[str, object]:
     """Return a run's values of the fields in `IN_COMMON`, among others of its data."""
-    prefix = max(1, config.model.relaxed_prefix)  # one token sees itself alone, as without a prefix
-    of_config = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
-    return {**to_table(data), **of_config}
+    return {**to_table(data), "train.length": config.train.length}

@@ -34,8 +34,7 @@ def window_losses(
     targets; a mixture has `domain`.
 
     Covers the whole set in order; each token but the first is predicted once, from the tokens
-    before it in its window: those of its own document unless `cross_documents`. Where the first
-    `relaxed_prefix` tokens of a window see each other, the targets among them are not counted.
+    before it in its window: those of its own document unless `cross_documents`.
 
     Every process calls it, and has a part of the batches. In the last round processes without a
     batch compute the first one and drop the result: a sharded model runs on all at once.
@@ -65,13 +64,12 @@ def window_losses(
             if not has_batch:
                 continue
             rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
-            prefix = max(0, decoder.config.relaxed_prefix - 1)  # targets that are seen as inputs
-            tokens[rows] = (targets[:, prefix:] != IGNORED).sum(1)
+            tokens[rows] = (targets != IGNORED).sum(1)
             losses[rows] = token_losses.double().sum(1).cpu() / tokens[rows]
             optimal_losses = task_losses(windows.token_file, inputs, targets)
             if optimal_losses is not None:
                 has_optimal = True
-                optimal_sums[rows] = optimal_losses[:, prefix:].sum(1) / tokens[rows]
+                optimal_sums[rows] = optimal_losses.sum(1) / tokens[rows]
         parallel.settle()
     progress(len(windows), len(windows))
     losses, tokens, optimal_sums = map(world.sum, (losses, tokens, optimal_sums))
@@ -155,6 +153,4 @@ def optimal_loss(training: Training, batch: Tensor) -> float | None:
     losses = task_losses(training.batches.token_file, batch[:, :-1], batch[:, 1:])
     if losses is None:
         return None
-    # Without the targets that a relaxed prefix sees.
-    mean = losses[:, max(0, config.model.relaxed_prefix - 1) :].mean()
-    return (world.sum(mean) / world.size).item()
+    return (world.sum(losses.mean()) / world.size).item()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.probes.base import Frame, Means, RowKey
 
 
@@ -38,7 +38,7 @@ def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor
             loss = decoder.loss(inputs.to(device), targets.to(device), reduction="sum")
             for total, gradient in zip(sums, torch.autograd.grad(loss, chosen), strict=True):
                 total.add_(gradient)
-            count += int((decoder.counted(targets) >= 0).sum())
+            count += int((targets != IGNORED).sum())
     if not count:
         raise WakefulError("gradients need at least one target")
     means = Means()

@@ -25,7 +25,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.loading.reading import open_evaluation_data
 from wakeful.model.decoder import Decoder
-from wakeful.probes.attention import Importance, Leading
+from wakeful.probes.attention import Importance
 from wakeful.probes.base import SCHEMA, Frame, Probe
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
@@ -67,7 +67,6 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "attention_picture": partial(AttentionPictures, size=32),
     "channel_overlap": ChannelOverlap,
     "hidden_picture": partial(HiddenPicture, tokens=32, bins=192),
-    "leading": Leading,
     "mappings": Mappings,
     "mean_attention": MeanAttention,
     "positions": Positions,

@@ -231,8 +231,6 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
         normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,
         rotary_width=(config.rotary_width or shape.head_width) if rotary else 0,
-        # The first token sees itself anyway.
-        relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,
         scale_residual_init=False,  # concerns a new model only
     )
 
