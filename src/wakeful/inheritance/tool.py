@@ -134,10 +134,7 @@ def inherit(
         figures = options.figures or job.plan.wishes.figures
         with job.run.naming_modules():
             job.carry_out(display, world, figures)
-    result = Inheritance(job.run.path, job.run.path / "report.html")
-    if world.first:
-        result.save_results((), figures)
-    return result
+    return Inheritance(job.run.path, job.run.path / "report.html")
 
 
 @dataclass(frozen=True)
