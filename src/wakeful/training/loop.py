@@ -117,9 +117,8 @@ def _train_in_world(
     device = choose_own_device(config.train.device, world)
     check_parts(config, world)
     run_folder = Run.open(path).header.folder if resume else ""
-    imports = initial is None and not resume
     data = world.leader_first(
-        lambda: _read_from(run_folder, lambda: load_data(config.data, show.stage, imports=imports))
+        lambda: _read_from(run_folder, lambda: load_data(config.data, show.stage))
     )
     world.check_same(  # waits for machines that prepare the text themselves
         to_table(data_facts(data).anywhere),
