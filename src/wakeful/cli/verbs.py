@@ -302,8 +302,6 @@ def prepare_data(arguments: list[str]) -> None:
 
     with progress_display("prepare") as show:
         data = prepare(sources, options.out, progress=show.stage, **preparation_options(options))
-    if data.warning:
-        print_line(data.warning)
     print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "
