@@ -298,10 +298,10 @@ def prepare_data(arguments: list[str]) -> None:
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
 
-    from wakeful.data.preparing import preparation_options, prepare
+    from wakeful.data.preparing import prepare
 
     with progress_display("prepare") as show:
-        data = prepare(sources, options.out, progress=show.stage, **preparation_options(options))
+        data = prepare(sources, options.out, progress=show.stage, options=options)
     print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "
