@@ -65,7 +65,6 @@ def _table(
             "eval_every": steps, "checkpoint_every": steps,
             "parallel": layout if layout in LAYOUTS else "fsdp",
         },
-        "sample": {"prompts": []},
     }  # fmt: skip
 
 

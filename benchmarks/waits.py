@@ -60,7 +60,6 @@ def _run(place: Path) -> Path:
         "data": {"source": str(text), "vocab_size": 280, "validation_fraction": 0.1},
         "optimizer": {"lr": 3e-3, "final_lr": 3e-4, "warmup_steps": 2},
         "train": {"steps": 40, "batch_size": 4, "length": 16, "eval_every": 10, "device": "cpu"},
-        "sample": {"prompts": ["def "], "num_tokens": 4},
     }
     os.environ.setdefault("WAKEFUL_CACHE", str(place / "cache"))
     return train_run(config_from_table(table), place / "run").path

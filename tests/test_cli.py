@@ -102,7 +102,7 @@ def test_data_is_prepared_and_used(
     text: Path, config: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = str(tmp_path / "data")
-    assert main(["data", "prepare", str(text), "--out", out, "--vocab_size", "290"]) == 0
+    assert main(["prepare", str(text), "--out", out, "--vocab_size", "290"]) == 0
     assert "training and" in capsys.readouterr().out
     assert main(["train", config, "--data.source", out, "--out", str(tmp_path / "r"), *FAST]) == 0
     assert Run.open(tmp_path / "r").config.model.vocab_size <= 290
@@ -143,15 +143,6 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "did you mean 'backcopy'" in fails(
         capsys, "train", config, "--data.source", "bakcopy", *where
     )
-    assert "did you mean 'vanilla'" in fails(
-        capsys, "compare", "demo", "--variants.vanila.train.steps", "3", *where
-    )
-    for option in (["seeds", "5"], ["only=vanilla"], ["out", "x"], ["resume"], ["cluster=local"]):
-        first, *rest = option
-        row = f"--variants.vanilla.{first}"
-        assert f"{row.partition('=')[0]} would do nothing" in fails(
-            capsys, "compare", "demo", row, *rest, *where
-        )
     assert "name a configuration" in fails(capsys, "train", "--resume", "", *where)
     assert "did you mean 'smollm2'" in fails(capsys, "generate", "smolm2", "--prompt", "x")
     assert "no CUDA" in fails(capsys, "train", config, "--train.device", "cuda", *where)
@@ -205,9 +196,8 @@ def test_unusual_files_and_paths_are_one_line(
     assert "cannot be loaded" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
-    assert "wakeful data prepare" in fails(capsys, "data")
-    assert "did you mean 'data prepare'" in fails(capsys, "data", "prepared")
-    assert "name a source" in fails(capsys, "data", "prepare", "--out", str(tmp_path / "d"))
+    assert "did you mean 'prepare'" in fails(capsys, "prepared")
+    assert "name a source" in fails(capsys, "prepare", "--out", str(tmp_path / "d"))
     assert "one configuration, not 2" in fails(capsys, "train", config, config, *out)
     assert "use wakeful compare" in fails(capsys, "train", "demo", *out)
     assert not (tmp_path / "out").exists()
@@ -380,7 +370,7 @@ def test_what_would_be_ignored_or_lie_elsewhere_is_refused(
     before = set(Path.cwd().rglob("*"))
     one = ["--tokenizer", "x.json", "--vocab_size", "300"]
     out = ["--out", str(tmp_path / "out")]
-    assert "leave out one" in fails(capsys, "data", "prepare", "x.txt", *one, *out)
+    assert "leave out one" in fails(capsys, "prepare", "x.txt", *one, *out)
     both = [f"--data.{option.removeprefix('--')}" if option[0] == "-" else option for option in one]
     assert "leave out one" in fails(capsys, "train", config, *both, *out)
     assert "would lie elsewhere" in fails(capsys, "train", config, "--name", "../x", *FAST)
@@ -411,8 +401,8 @@ def test_what_would_be_ignored_or_lie_elsewhere_is_refused(
         ["export", "RUN", "LONG"],
         ["report", "LONG"],
         ["report", "RUN", "--out", "LONG"],
-        ["data", "prepare", "LONG", "--out", "OUT"],
-        ["data", "prepare", "x.txt", "--out", "LONG"],
+        ["prepare", "LONG", "--out", "OUT"],
+        ["prepare", "x.txt", "--out", "LONG"],
         ["generate", "LONG", "--prompt", "x"],
         ["train", "CONFIG", "--out", "OUT", "--model.num_layers", "100000000000000000000"],
         ["train", "CONFIG", "--out", "OUT", "--model.width", "100000000000000000000"],
@@ -505,9 +495,7 @@ def test_output_is_printable_in_any_encoding_and_may_be_closed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize(
-    "asked", [("--help",), ("presets",), ("completion", "bash"), ("train", "--help")]
-)
+@pytest.mark.parametrize("asked", [("--help",), ("presets",), ("train", "--help")])
 def test_an_output_that_takes_nothing_is_said_in_one_line(asked: tuple[str, ...]) -> None:
     done = ran('"$@" > /dev/full', *asked)
     assert done.returncode == 1

@@ -83,16 +83,15 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     papers.__getattr__ = lambda _name: taken  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, papers.__name__, papers)
     preparing = ModuleType("wakeful.data.preparing")
-    preparing.prepare = taken  # type: ignore[attr-defined]
+    preparing.prepare, preparing.preparation_options = taken, lambda _options: {}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, preparing.__name__, preparing)
     monkeypatch.chdir(tmp_path)
 
 
 def asked_for(words: list[str]) -> list[str]:
-    """Return the variants that --only and --variants.NAME name."""
+    """Return the variants that --only names."""
     after = words[words.index("--only") + 1 :] if "--only" in words else []
-    only = itertools.takewhile(lambda word: not word.startswith("-"), after)
-    return [*only, *(word.split(".")[1] for word in words if word.startswith("--variants."))]
+    return [*itertools.takewhile(lambda word: not word.startswith("-"), after)]
 
 
 def problem(command: list[str]) -> str:
@@ -105,8 +104,7 @@ def problem(command: list[str]) -> str:
             tables = "".join(f"[variants.{row}]\n" for row in rows)
             Path(word).write_text(f'preset = "cpu-tiny"\n{tables}', "utf-8")
     try:
-        _, found, rest = verbs.find_verb(command)
-        found.run(rest)
+        verbs.find_verb(verb).run(rest)
     except Parsed:
         return ""
     except SystemExit as ended:

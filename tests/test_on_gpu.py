@@ -28,7 +28,7 @@ from benchmarks.on_gpu import (
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import merge_over_preset
 from wakeful.errors import WakefulError
-from wakeful.training.size import run_size
+from wakeful_papers.exhibits.size import run_size
 
 BIG = 400_000_000
 """Bytes of a text that lasts."""

@@ -12,7 +12,8 @@ import pytest
 from wakeful.cli import main
 from wakeful.config import tables
 from wakeful.errors import WakefulError
-from wakeful.training.layouts import LayoutParts, layout_of, layouts
+from wakeful.reports.value import Section
+from wakeful.training.layouts import layout_of
 from wakeful.variants import plugins
 
 ALONE = """
@@ -66,8 +67,8 @@ def test_the_library_imports_whole_without_the_papers() -> None:
 
 @pytest.mark.slow
 def test_every_verb_is_there_without_the_papers_and_theirs_is_not(tmp_path: Path) -> None:
-    asked = ["--help", "train --help-all", "compare --help", "report --help", "completion bash",
-             "presets", "compare patient --only vanilla --help"]  # fmt: skip
+    asked = ["--help", "train --help-all", "compare --help", "report --help", "presets",
+             "compare patient --only vanilla --help"]  # fmt: skip
     shown = alone(VERBS, *asked)
     assert [f"{each}: 0" in shown for each in asked] == [True] * len(asked)
     assert not any(word in shown.lower() for word in ("reproduce", "exhibit", "arena"))
@@ -91,11 +92,8 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ")\n"
     )
     (package / "tables.py").write_text(
-        "from wakeful.training.layouts import LayoutParts\n"
-        "class Mine:\n"
-        "    def parts(self, comparison):\n"
-        "        return LayoutParts(verdicts=['Mine too.'])\n"
-        "TABLES = {'mine': Mine()}\n"
+        "from wakeful.reports.value import Section\n"
+        "TABLES = {'mine': lambda comparison: [Section('Mine too', [])]}\n"
     )
     points = {
         "wakeful.verbs": EntryPoint("hello", "somebody.verb:HELLO", "wakeful.verbs"),
@@ -125,7 +123,6 @@ def test_another_packages_verb_layout_and_preset_are_found(
     assert tables.read_table("theirs") == tables.read_table("cpu-tiny")
     assert main(["hello", "you"]) == 0
     assert capsys.readouterr().out == "['you']\n"
-    assert [*layouts()] == ["mine"]
-    assert layout_of("mine").parts(None) == LayoutParts(verdicts=["Mine too."])  # pyright: ignore
+    assert layout_of("mine")(None) == [Section("Mine too", [])]  # pyright: ignore
     with pytest.raises(WakefulError, match=r"layouts: .*'min' \(did you mean 'mine'\?\)"):
         layout_of("min")

@@ -36,8 +36,6 @@ length = {length}
 eval_every = 2
 device = "cpu"
 {train}
-[sample]
-num_tokens = 4
 """
 TEXT = 'source = "notes"\nvocab_size = 320\nvalidation_fraction = 0.1'
 LOOK = "[train.diagnose]\nevery = 2\nnum_sequences = 2"

@@ -51,8 +51,6 @@ steps = 4
 batch_size = 4
 length = 16
 device = "cpu"
-[sample]
-num_tokens = 4
 """
 COMPARED = (
     TINY.replace("num_layers = 5", "num_layers = 2")

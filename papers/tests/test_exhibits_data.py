@@ -21,7 +21,6 @@ from wakeful.errors import WakefulError
 from wakeful.inheritance.layers import first
 from wakeful.inheritance.options import InheritOptions
 from wakeful.model.decoder import Decoder
-from wakeful.training.size import operations_of, parameters_of, run_size
 from wakeful.training.watching import DIAGNOSED_METRICS
 from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
@@ -38,6 +37,7 @@ from wakeful_papers.exhibits.exhibit import (
 )
 from wakeful_papers.exhibits.figures import answer_name
 from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
+from wakeful_papers.exhibits.size import operations_of, parameters_of, run_size
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
 from wakeful_papers.exhibits.total import CARDS, total_of
 from wakeful_papers.exhibits.tuning import Tuning

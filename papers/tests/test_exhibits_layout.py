@@ -85,7 +85,7 @@ def test_a_word_stands_where_no_figure_is_at_hand(tmp_path: Path) -> None:
                             Column("kurtosis_rest", "kurtosis")), rows, cells)  # fmt: skip
     diagnosis: Figures = {(v, s): {"kurtosis_rest": 9.0} for v in ROWS for s in SEEDS}
     comparison = read_comparison(measured(tmp_path / "c", [], diagnosis))
-    (section,) = TableLayout(layout).parts(comparison).last
+    section = TableLayout(layout)(comparison)[-1]
     report = comparison_report(comparison, title="t")
     report = replace(report, sections=[*report.sections, section])
     page = write_page(report, tmp_path / "page.html").read_text()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, overload
 
-from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, SampleConfig, TrainConfig
+from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, TrainConfig
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.evaluation.options import EvaluateOptions
@@ -40,7 +40,7 @@ def diagnose(
     tokenizer: Tokenizer = None,
     display: DisplayFactory | None = None,
     options: DiagnoseOptions | None = None,
-    figures: Iterable[Literal["svg", "png", "pdf"]] | Literal["svg", "png", "pdf"] = (),
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
     length: int = 0,
     bos: Literal["auto", "on", "off"] = "auto",
@@ -99,7 +99,7 @@ def cure(
     tokenizer: Tokenizer = None,
     display: DisplayFactory | None = None,
     options: CureOptions | None = None,
-    figures: Iterable[Literal["svg", "png", "pdf"]] | Literal["svg", "png", "pdf"] = (),
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
     length: int = 0,
     bos: Literal["auto", "on", "off"] = "auto",
@@ -171,7 +171,7 @@ def evaluate(
     tokenizer: Tokenizer = None,
     display: DisplayFactory | None = None,
     options: EvaluateOptions | None = None,
-    figures: Iterable[Literal["svg", "png", "pdf"]] | Literal["svg", "png", "pdf"] = (),
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
     length: int = 0,
     bos: Literal["auto", "on", "off"] = "auto",
@@ -186,6 +186,7 @@ def evaluate(
     lambada: str = "",
     choices: str = "",
     tasks: Iterable[str] | str = (),
+    shots: int = 0,
     limit: int = 0,
     batch_size: int = 4,
 ) -> Evaluation:
@@ -223,6 +224,7 @@ def evaluate(
             "sol1", "sol2", "label"}: choose the answer.
         tasks: Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each
             question; their data comes from the Hugging Face hub.
+        shots: Solved examples before each question of tasks that are named without.
         limit: Examples at most of each task. 0: all.
         batch_size: Windows or examples per forward pass.
 
@@ -241,7 +243,7 @@ def quantize(
     tokenizer: Tokenizer = None,
     display: DisplayFactory | None = None,
     options: QuantizeOptions | None = None,
-    figures: Iterable[Literal["svg", "png", "pdf"]] | Literal["svg", "png", "pdf"] = (),
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
     length: int = 0,
     bos: Literal["auto", "on", "off"] = "auto",
@@ -343,7 +345,7 @@ def quantize(
     tokenizer: Tokenizer = None,
     display: DisplayFactory | None = None,
     options: QuantizeOptions | None = None,
-    figures: Iterable[Literal["svg", "png", "pdf"]] | Literal["svg", "png", "pdf"] = (),
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     text: str | PathLike[str] = "",
     length: int = 0,
     bos: Literal["auto", "on", "off"] = "auto",
@@ -444,7 +446,7 @@ def inherit(
     tokenizer: Tokenizer = None,
     display: DisplayFactory | None = None,
     options: InheritOptions | None = None,
-    figures: Iterable[Literal["svg", "png", "pdf"]] | Literal["svg", "png", "pdf"] = (),
+    figures: Iterable[Literal["svg", "png", "pdf", "csv"]] | Literal["svg", "png", "pdf", "csv"] = (),
     out: str | PathLike[str] = "",
     resume: str | PathLike[str] = "",
     layers: int = 0,
@@ -471,7 +473,6 @@ def inherit(
     data: DataConfig | Mapping[str, Any] = ...,
     optimizer: OptimizerConfig | Mapping[str, Any] = ...,
     train: TrainConfig | Mapping[str, Any] = ...,
-    sample: SampleConfig | Mapping[str, Any] = ...,
     text: str | PathLike[str] = ...,
     validation_text: str | PathLike[str] = ...,
     validation_fraction: float = ...,
@@ -530,7 +531,6 @@ def inherit(
         data: Fields of `DataConfig`, or a table of them.
         optimizer: Fields of `OptimizerConfig`, or a table of them.
         train: Fields of `TrainConfig`, or a table of them.
-        sample: Fields of `SampleConfig`, or a table of them.
         text: python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared
             data, a task: backcopy(triggers=3), or mixture(parts=[("NAME", "SOURCE", WEIGHT),
             ...]).

@@ -28,7 +28,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "ropes": ("plain", "linear", "llama3"),
     "embeddings": ("plain", "projected", "scaled"),
     "optim.rotations": (
-        "hadamard", "haar", "block_diagonal", "eigenbasis", "identity", "signed_permutation",
+        "hadamard", "haar", "block_diagonal", "eigenbasis", "identity",
     ),
     "quantization.schemes": (
         "fine", "moderate", "coarse", "w4", "w4g128", "w4g128_gptq", "smoothquant", "w8a8",

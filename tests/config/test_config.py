@@ -75,7 +75,6 @@ def test_every_field_survives_toml() -> None:
                       "num_kv_heads": 2, "bias": True, "norm": "layernorm"},
             "optimizer": {"lr": 1e-17, "beta2": 0.999},
             "train": {"dtype": "bfloat16", "compile": True},
-            "sample": {"prompts": ["'", '"""', "\t"]},
         }
     )  # fmt: skip
     assert config_from_table(tomllib.loads(config_to_toml(config))) == config
@@ -118,17 +117,13 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
             r"train\.distill\.alpha must be finite, got inf",
         ),
         ({"train": {"seed": -1}}, r"train\.seed must be in \[0, 2\*\*63\), got -1"),
-        ({"sample": {"seed": 2**63}}, r"sample\.seed must be in"),
-        ({"sample": {"temperature": -0.1}}, r"sample\.temperature must not be negative"),
-        ({"sample": {"top_k": -1}}, r"sample\.top_k must not be negative"),
-        ({"sample": {"num_tokens": -1}}, r"sample\.num_tokens must not be negative"),
         ({"name": ""}, "name must be fit for a folder"),
         ({"name": "a\0b"}, "name must be fit for a folder"),
         ({"two\nlines": 1}, r"unknown key 'two\\nlines'"),
         ({"data": {"validation_fraction": 1.0}}, r"must be in \(0, 1\)"),
         ({"train": {"diagnose": {"evry": 5}}}, r"unknown key 'train.diagnose.evry' \(did you mean"),
         ({"train": {"diagnose": {"every": -5}}}, "train.diagnose.every must not be negative"),
-        ({"sample": {"prompts": "def"}}, "sample.prompts must be a list"),
+        ({"train": {"quantize": {"schemes": "w4"}}}, "schemes must be a list"),
     ],
 )
 def test_bad_configurations_are_refused_in_one_line(table: dict, message: str) -> None:
@@ -156,7 +151,7 @@ READABLE = [
     b"\xef\xbb\xbf[train]",
     b"# a comment\nname = 'mine'\r\noptimizer.lr = 1e-2\n",
     b'preset = "cpu-tiny"\n[model]\nroute = "svformer"',
-    '[sample]\nprompts = ["é", \'"\']'.encode(),
+    '[train.quantize]\nschemes = ["é", \'"\']'.encode(),
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

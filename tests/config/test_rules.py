@@ -8,7 +8,6 @@ import pytest
 
 from wakeful.config.rules import (
     AtLeast,
-    AtMost,
     Excludes,
     Forbids,
     Needs,
@@ -88,8 +87,6 @@ def test_a_rule_lets_the_rest_be(rule: Rule, options: Options) -> None:
         (Within("a", "[0, inf)"), Options(a=float("inf")), "a must be in [0, inf), got inf"),
         (AtLeast("part.n", 1), Options(part=Part()), "part.n must be at least 1, got 0"),
         (AtLeast("part.n", 0), Options(part=Part(n=-1)), "part.n must not be negative, got -1"),
-        (AtMost("a", "part.n", "the part"), Options(a=4.0),
-         "a = 4.0 is longer than the part, part.n = 3"),
         (Excludes("b=False", "a", "why"), Options(a=2.0), "--no_b and --a 2: why; leave out one"),
     ],
 )  # fmt: skip

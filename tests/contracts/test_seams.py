@@ -496,12 +496,6 @@ def test_logits_of_a_normalizer_of_its_own_form_are_float32():
     assert seen == [torch.float32, torch.float32, torch.float64]
 
 
-def test_a_normalizer_says_that_it_is_slow():
-    decoder = tiny_decoder(normalizer="softpick").eval()
-    assert "softpick runs at reference speed" in decoder.blocks[0].attention.dot.normalizer.note
-    assert tiny_decoder(normalizer="softmax1").blocks[0].attention.dot.normalizer.note == ""
-
-
 class Events(Probe):
     def __init__(self):
         self.events = []

@@ -1,9 +1,13 @@
 """Documents become tokens, once and the same every time."""
 
+import os
+from inspect import signature
+
 import numpy as np
 import pytest
 
 from data.preparations import TEXTS, failure, left_over, texts_of, write
+from wakeful.config.schema import TextConfig
 from wakeful.data import PreparedData, Tokenizer, prepare, prepare_data
 from wakeful.data.tokens import token_dtype
 from wakeful.paths import default_cache_dir
@@ -19,7 +23,9 @@ def test_every_document_is_there_once_and_followed_by_its_end(source, tmp_path):
     assert data.train.tokens.dtype == np.dtype("<u2")
     assert isinstance(data.train.tokens, np.memmap)
     assert not left_over(tmp_path)
-    assert PreparedData.open(tmp_path / "data").validation.num_tokens == len(data.validation.tokens)
+    assert PreparedData.open(tmp_path / "data", verify=True).validation.num_tokens == len(
+        data.validation.tokens
+    )
 
 
 def test_long_documents_are_written_in_pieces(source, tmp_path, monkeypatch):
@@ -81,13 +87,29 @@ def test_wide_ids_on_disk(source, tmp_path):
     assert sorted(texts_of(data, "train") + texts_of(data, "validation")) == sorted(TEXTS)
 
 
+def test_the_same_is_taken_from_disk(source, tmp_path, monkeypatch):
+    first = prepare(source, tmp_path / "d", vocab_size=300)
+    with monkeypatch.context() as patch:
+        patch.setattr("wakeful.data.preparing.read_documents", None)  # not even read
+        assert prepare(source, tmp_path / "d", vocab_size=300).info == first.info
+    os.utime(source, (0, 0))  # touched, but the same text
+    assert prepare(source, tmp_path / "d", vocab_size=300).info == first.info
+    write(tmp_path / "source.jsonl", TEXTS[1:])
+    assert "another state of the source" in failure(source, tmp_path / "d")
+    assert "another vocab_size and seed" in failure(source, tmp_path / "d", vocab_size=301, seed=9)
+    assert not left_over(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"validation_fraction": 0.0}, "validation_fraction is 0.0"),
         ({"validation_fraction": 1}, "validation_fraction is 1"),
+        ({"max_bytes": 0}, "max_bytes is 0"),
+        ({"vocab_size": None}, "neither was given"),
         ({"vocab_size": 100}, "at least 257"),
-        ({"tokenizer": "nowhere"}, "no tokenizer at nowhere"),
+        ({"tokenizer": "nowhere", "vocab_size": 300}, "both were given"),
+        ({"tokenizer": "nowhere", "vocab_size": None}, "no tokenizer at nowhere"),
         ({"text_field": "body"}, "no field 'body'"),
     ],
 )
@@ -145,3 +167,15 @@ def test_the_default_corpus(tmp_path):
     assert 380_000 < data.train.num_bytes + data.validation.num_bytes <= 400_000
     assert data.vocab_size == 512
     assert prepare_data(**options).info == data.info
+
+
+def test_defaults_are_those_of_the_options(source, tmp_path):
+    asked = TextConfig()
+    settings = prepare(source, tmp_path / "d", vocab_size=300).info["settings"]
+    for name in ("validation_fraction", "text_field", "keep_overlap"):
+        assert settings[name] == getattr(asked, name)
+        assert signature(prepare).parameters[name].default == getattr(asked, name)
+    cached = prepare_data(source, vocab_size=300, cache_dir=tmp_path / "cache")
+    assert cached.info["settings"] == settings
+    with pytest.raises(TypeError, match="vocabulary"):
+        prepare_data(source, vocabulary=300)

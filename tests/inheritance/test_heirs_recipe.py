@@ -15,14 +15,7 @@ from safetensors.torch import load_file
 
 from inheritance.references import reference, text, trained
 from wakeful.config.keywords import options_from
-from wakeful.config.schema import (
-    BridgeConfig,
-    DataConfig,
-    HealConfig,
-    OptimizerConfig,
-    SampleConfig,
-    TrainConfig,
-)
+from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, TrainConfig
 from wakeful.data.order import Batches
 from wakeful.data.preparing import prepare_data
 from wakeful.data.tokens import PreparedData
@@ -79,7 +72,6 @@ def recipe_for(reference: Run, text: Path, **over: object) -> Recipe:
         optimizer=OptimizerConfig(lr=1e-3, final_lr=1e-4, warmup_steps=1),
         train=TrainConfig(steps=4, batch_size=2, length=16, eval_every=2, checkpoint_every=3,
                           keep_checkpoints=1, device="cpu"),
-        sample=SampleConfig(prompts=("def ",), num_tokens=2),
     )  # fmt: skip
     return dataclasses.replace(recipe, **over)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.optim import LearnedRotation, OrthoAdam, Rotation, rotation_of
-from wakeful.parts.orthoadam import generator_for
+from wakeful.parts.orthoadam import generator_for, random_signs
 from wakeful.variants import variants_by_name
 
 AXES = {"rows": 1, "columns": 0, "free": ()}
@@ -16,6 +16,25 @@ SEEDED = [name for name in ROTATIONS if not isinstance(rotation_of(name), Learne
 KERNELS = ("chunked", "foreach")
 WIDTH = 12
 OPTIONS: dict[str, Any] = {"lr": 3e-2, "betas": (0.8, 0.95), "eps": 1e-7, "weight_decay": 0.3}
+
+
+class SignedPermutation(Rotation):
+    """Q = S P, a permutation of the coordinates with random signs, to which Adam is equivariant."""
+
+    examples = ("signed_permutation",)
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        order = torch.randperm(width, generator=generator, device="cpu")
+        self.order, self.inverse = order.to(device), order.argsort().to(device)
+        self.signs = random_signs(width, generator).to(device, dtype)
+
+    def into(self, grad: Tensor) -> Tensor:
+        return grad.index_select(-1, self.order).mul_(self.signs)
+
+    def back(self, step: Tensor) -> Tensor:
+        return (step * self.signs).index_select(-1, self.inverse)
 
 
 def weights(dtype: torch.dtype = torch.float64, width: int = WIDTH) -> dict[str, nn.Parameter]:

@@ -16,6 +16,7 @@ from optim.problems import (
     ROTATIONS,
     SEEDED,
     WIDTH,
+    SignedPermutation,
     assert_same,
     dense,
     loss_of,
@@ -23,7 +24,7 @@ from optim.problems import (
     train,
     weights,
 )
-from wakeful.optim import Hadamard, OrthoAdam, decay_groups
+from wakeful.optim import Hadamard, OrthoAdam, Rotation, decay_groups
 from wakeful.parts.orthoadam import transform_factors
 
 pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
@@ -35,8 +36,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:OrthoAdam does not know")
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("rotation", ["identity", "signed_permutation"])
-def test_identity_and_signed_permutation_are_adamw(rotation: str, kernel: str, named: bool) -> None:
+@pytest.mark.parametrize("rotation", ["identity", SignedPermutation()])
+def test_identity_and_signed_permutation_are_adamw(
+    rotation: str | Rotation, kernel: str, named: bool
+) -> None:
     ours, theirs = weights(), weights()
     mine = ortho(ours, rotation, kernel=kernel, named=named)
     adamw = torch.optim.AdamW(theirs.values(), **OPTIONS)
@@ -297,19 +300,6 @@ def test_parameters_without_a_gradient_stay() -> None:
     assert w["rows"] not in optimizer.state
 
 
-def test_share_takes_one_rotation_a_width() -> None:
-    w = weights()
-    optimizer = ortho(w, "haar", share=True)
-    train(w, optimizer, 2)
-    assert len(list(optimizer.rotations())) == 1
-    written = [r for g in optimizer.param_groups for some in g["rotations"] for r in some]
-    assert {r["name"] for r in written} == {"*"}
-    other = weights()
-    loose = ortho(other, "haar")
-    train(other, loose, 2)
-    assert len(list(loose.rotations())) == 2
-
-
 def test_rotations_are_counted_in_bytes() -> None:
     w = weights()
     held = {}
@@ -322,10 +312,6 @@ def test_rotations_are_counted_in_bytes() -> None:
             assert held[name] == sum(8 * n * n for n in widths)  # float64
     assert held["identity"] == held["eigenbasis"] == 0  # a learned basis is in the state
     assert 0 < held["hadamard"] < held["haar"]
-    w = weights()
-    optimizer = ortho(w, "haar", share=True)
-    train(w, optimizer, 1)
-    assert optimizer.rotation_bytes() == 8 * max(widths) ** 2  # one matrix, counted once
 
 
 def test_a_deep_copy_goes_on_alike() -> None:

@@ -34,7 +34,6 @@ def test_the_folder_holds_the_rotations_of_the_method() -> None:
         "haar",
         "hadamard",
         "identity",
-        "signed_permutation",
     }
 
 

@@ -16,7 +16,7 @@ from wakeful.cli.command import parse_arguments
 from wakeful.cli.verbs import VERBS
 from wakeful.config.commands import _format_flags, format_command_line
 from wakeful.config.keywords import fill_options
-from wakeful.config.schema import DataConfig, SampleConfig
+from wakeful.config.schema import DataConfig
 from wakeful.config.tables import to_table
 from wakeful.curing.options import CureOptions
 from wakeful.estimates import format_interval
@@ -133,7 +133,6 @@ def test_a_license_holds_where_weights_come_from(begun: Run, tmp_path: Path) -> 
 INHERITED = [
     InheritOptions(),
     InheritOptions(layers=2, baseline=("random", "reference"), seeds=(3, 0), bos="on"),
-    InheritOptions(sample=SampleConfig(prompts=())),
     replace(
         InheritOptions(),
         data=DataConfig(source="a b", validation_fraction=0.02, cross_documents=False, bos=True),

@@ -74,6 +74,16 @@ def test_files_of_several_quantized_models_name_them(tmp_path: Path) -> None:
     assert nameless(files, NAMES) == []
 
 
+def test_long_names_stand_one_below_the_other() -> None:
+    def columns(names: Iterable[str], width: int) -> int:
+        spec = specification(layer_charts([diagnosis(name) for name in names])[0].draw())
+        return standalone_spec(spec, width)["config"]["legend"]["columns"]
+
+    assert columns(("a", "b"), 640) == 4
+    assert columns(NAMES, 640) == 2
+    assert columns(NAMES, 480) == 1
+
+
 @pytest.mark.slow
 def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis("a")]).charts(), tmp_path)

@@ -1,5 +1,6 @@
 """Reports: what they say, that they are whole, and that nothing in a run can break out of them."""
 
+import csv
 import io
 import json
 import math
@@ -13,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from wakeful.cli import main
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
@@ -21,20 +23,9 @@ from wakeful.reports.charts import save_chart
 from wakeful.reports.html import write_page
 from wakeful.reports.terminal import render_terminal
 from wakeful.runs.run import environment
-from wakeful.training.charts import (
-    cost_charts,
-    difference_chart,
-    relative_loss_chart,
-    training_loss_chart,
-)
+from wakeful.training.charts import difference_chart, relative_loss_chart, training_loss_chart
 from wakeful.training.compared import read_comparison
-from wakeful.training.report import (
-    caveat,
-    comparison_report,
-    comparison_verdicts,
-    notes,
-    seeds_missing,
-)
+from wakeful.training.report import caveat, comparison_report, comparison_verdicts, notes
 from wakeful.training.tables import (
     paired_difference,
     relative_training_loss,
@@ -46,7 +37,7 @@ STEPS, WINDOWS = 40, 12
 
 
 def make_run(
-    path: Path, name: str, *, seed: int = 0, shift: float = 0.0, corpus: str = "c0", text: str = "x"
+    path: Path, name: str, *, seed: int = 0, shift: float = 0.0, corpus: str = "c0"
 ) -> Path:
     """Write a finished run directory whose losses lie `shift` above a common curve."""
     path.mkdir(parents=True)
@@ -78,8 +69,6 @@ def make_run(
             "validation": {"loss": 3.0, "standard_error": 0.1, "perplexity": 20.0,
                            "num_windows": WINDOWS, "num_tokens": sum(tokens), "length": 64},
             "diagnosis": {}, "quantization": {}, "bytes": {},
-            "samples": [{"prompt": "def ", "text": text, "temperature": 0.0, "top_k": 0,
-                         "seed": 0}],
             "data": {"source": ["s"], "corpus_sha256": corpus, "tokenizer": "t",
                      "train_tokens": 1000, "validation_tokens": sum(tokens) + 1,
                      "vocab_size": 300, "train_sha256": "", "validation_sha256": ""},
@@ -210,7 +199,7 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, file: str) -> None
 @pytest.mark.slow
 def test_the_page_is_whole_and_escapes_everything(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
-    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", evil, shift=0.1, text=evil)]
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", evil, shift=0.1)]
     page = write_page(
         comparison_report(read_comparison(runs), title=evil), tmp_path / "r.html"
     ).read_text()
@@ -218,7 +207,7 @@ def test_the_page_is_whole_and_escapes_everything(tmp_path: Path) -> None:
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     assert "default-src 'none'" in page
     specs = re.findall(r'<script type="application/json" class="spec"[^>]*>(.*?)</script>', page)
-    assert len(specs) == 6
+    assert len(specs) == 3
     assert evil in json.dumps([json.loads(spec) for spec in specs])
 
 
@@ -249,14 +238,13 @@ def test_charts_are_written_for_papers(tmp_path: Path, suffix: str, magic: bytes
     charts = [
         relative_loss_chart(comparison),
         difference_chart(comparison),
-        cost_charts(comparison)[0].draw(),
         training_loss_chart(comparison),
     ]
     for number, chart in enumerate(charts):
         assert chart is not None
         path = save_chart(chart, tmp_path / f"{number}.{suffix}")
         assert path.read_bytes().startswith(magic)
-    with pytest.raises(WakefulError, match=r"\.svg, \.png or \.pdf"):
+    with pytest.raises(WakefulError, match=r"\.svg, \.png, \.pdf or \.csv"):
         save_chart(training_loss_chart(comparison), tmp_path / "x.gif")
 
 
@@ -294,22 +282,14 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
     expected = np.mean(each), np.std(each, ddof=1) / math.sqrt(3)
     assert paired_difference(comparison, "c") == pytest.approx(expected, rel=1e-9)
     assert table["d"]["seeds_used"] == "1, 2"
-    said = seeds_missing(comparison)
-    assert said == (
-        "b lacks seeds 0 and 2; its figures come from seed 1. "
-        "d lacks seed 0; its figures come from seeds 1 and 2. "
-        "Losses of different seeds cannot be compared; the differences can."
-    )
-    assert "That of b is paired over the validation windows of one seed" in caveat(comparison)
+    assert "Differences of b are paired over the validation windows of one" in caveat(comparison)
     html = write_page(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text(
         "utf-8"
     )
-    assert said in html
     assert ">1, 2<" in html
     console = Console(file=io.StringIO(), width=200)
     console.print(render_terminal(comparison_report(comparison)))
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "b lacks seeds 0 and 2; its figures" in shown
     assert "seeds" in shown
 
 
@@ -341,3 +321,34 @@ def test_two_seeds_are_told_to_be_few_and_every_figure_has_the_same_interval(
     assert (row["perplexity_low"], row["perplexity_high"]) == pytest.approx(
         (math.exp(row["loss_low"]), math.exp(row["loss_high"]))
     )
+
+
+@pytest.mark.slow
+def test_the_table_of_results_is_written_in_three_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_comparison(tmp_path / "c", {"a_1": 0.0, "=b": -0.5}, [0, 1, 2])
+    command = ["report", str(folder), "--table", "csv", "tex", "md", "--figures", "csv"]
+    assert main(command) == 0
+    row = summary_table(read_comparison(folder)).row(1, named=True)
+    text = (folder / "results.csv").read_text()
+    assert (folder / "figures" / "results.csv").read_text() == text
+    with (folder / "results.csv").open() as file:
+        _, second = csv.DictReader(file)
+    assert second["variant"] == "'=b"
+    for name in ("loss", "loss_low", "loss_high", "difference", "difference_low",
+                 "difference_high", "perplexity", "perplexity_low"):  # fmt: skip
+        assert float(second[name]) == pytest.approx(row[name])
+    assert not any(name.endswith("_error") for name in second)
+    shown = (
+        f"{row['difference']:+.4f} [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}]"
+    )
+    shown = shown.replace("-", "−")
+    markdown = (folder / "results.md").read_text()
+    assert f"| {shown} |" in markdown
+    assert "In brackets the 95% confidence interval (Student's t)." in markdown
+    latex = (folder / "results.tex").read_text()
+    assert r"a\_1 & 3" in latex
+    assert shown.replace("−", "$-$") in latex
+    assert main(["report", str(folder), "--table", "xls"]) == 1
+    assert "table" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from damage import changed, changed_json, damaged, refusal
-from wakeful.runs import checkpoint
+from wakeful.digests import file_sha256
 
 TRIALS = [pytest.param(25, id="few"), pytest.param(1500, id="many", marks=pytest.mark.long)]
 
@@ -49,14 +49,18 @@ def with_header(content: bytes, change: Callable[[bytes], bytes]) -> bytes:
 def sign(step: Path) -> None:
     """Write the manifest anew, as somebody would who means harm."""
     files = [path for path in step.iterdir() if path.name != "manifest.json"]
-    entries = {path.name: checkpoint._entry(path) for path in files}
+    entries = {
+        path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in files
+    }
     (step / "manifest.json").write_text(json.dumps(entries))
 
 
 def damage_one(
     base: Path, work: Path, names: Iterable[str], use: Callable[[Path], object], trials: int
 ) -> int:
-    """Use so many damaged copies of a folder; return how many were refused."""
+    """Use so many damaged copies of a folder, a model's weights signed anew; return how many were
+    refused.
+    """
     refused = 0
     for seed in range(trials):
         random = Random(seed)
@@ -65,7 +69,7 @@ def damage_one(
         shutil.copytree(base, work)
         file = random.choice([path for name in names for path in sorted(work.glob(name))])
         damage_file(file, random)
-        if file.parent.name.startswith("step-") and file.name != "manifest.json":
+        if file.name == "model.safetensors":
             sign(file.parent)
         refused += bool(refusal(lambda: use(work), seconds=30))
     return refused

@@ -1,5 +1,7 @@
 """Names and texts of any characters are drawn, and nothing that was found is lost to a drawing."""
 
+import csv
+import io
 import xml.dom.minidom
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import polars as pl
 import pytest
 
 import wakeful
-from pages.browser import browsed, needs_browser
+from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
 from wakeful.diagnosis.report import diagnosis_report
@@ -25,6 +27,7 @@ from wakeful.reports.html import write_page
 from wakeful.training.loop import train_run
 
 __all__ = ["text"]
+PROPERTIES = ["constructor", "toString", "__proto__", "hasOwnProperty", "valueOf"]
 CHARACTERS = ["\0", "\x07", "\f", "\x1b", "\x1f", "\x7f", "\x85", "\u2028", "\u2029", "\ud800",
               "\ufffe", "\uffff", "\U0001ffff", "\n", "\t"]  # fmt: skip
 RAN = "document.title='ran'"
@@ -32,7 +35,7 @@ MARKUP = [
     f"</script><script>{RAN}</script>", f"<img src=x onerror={RAN}>", "\"'onload='", "{{ 7*7 }}",
     "${7*7}", "%s", "\\", "&lt;", "]]>", "<!--",
 ]  # fmt: skip
-NAMES = [*(f"a{each}b" for each in CHARACTERS), *MARKUP, " ", "null", "undefined"]
+NAMES = [*PROPERTIES, *(f"a{each}b" for each in CHARACTERS), *MARKUP, " ", "null", "undefined"]
 
 
 def charts(names: list[str]) -> list[Any]:
@@ -56,6 +59,7 @@ def test_any_name_is_drawn(tmp_path: Path, number: int) -> None:
     chart = charts(names)[number]
     path = save_chart(chart, tmp_path / "chart.svg", title=names[5])
     drawn = xml.dom.minidom.parse(str(path)).toxml()
+    assert "constructor" in drawn
     assert "a\u241bb" in drawn  # the picture of an escape
     assert save_chart(chart, tmp_path / "chart.png").stat().st_size > 1_000
 
@@ -63,7 +67,7 @@ def test_any_name_is_drawn(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_names_stay_apart_and_plain_ones_as_they_are(name: str) -> None:
     assert drawable("vanilla, λ=½ 日本") == "vanilla, λ=½ 日本"
-    assert sum(drawable(name) == drawable(other) for other in MARKUP) <= 1
+    assert sum(drawable(name) == drawable(other) for other in PROPERTIES + MARKUP) <= 1
 
 
 @pytest.mark.long
@@ -71,7 +75,7 @@ def test_names_stay_apart_and_plain_ones_as_they_are(name: str) -> None:
 def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     for policy in (True, False):
-        models = [diagnosis(name) for name in ("a\0b", "a\u2028b", *MARKUP)]
+        models = [diagnosis(name) for name in (*PROPERTIES[:3], "a\0b", "a\u2028b", *MARKUP)]
         write_page(diagnosis_report(models, title=MARKUP[0], method={MARKUP[0]: MARKUP[1]}), page)
         if not policy:
             text = page.read_text("utf-8")
@@ -80,6 +84,23 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
         assert "<title>ran</title>" not in seen.stdout
         assert "data-drawn" in seen.stdout
         assert "Error" not in seen.stderr
+
+
+@pytest.mark.long
+@needs_browser
+def test_no_cell_of_a_saved_table_is_a_formula(tmp_path: Path) -> None:
+    names = ["=1+1", "+x", "-x", "@x", "a\rb", 'q",\n"']
+    models = [diagnosis(name) for name in names]
+    page = write_page(diagnosis_report(models, title="page", method={}), tmp_path / "page.html")
+    cells = {
+        cell
+        for saved in saved_by(page, 'main [aria-label$="as CSV"]')
+        for row in csv.reader(io.StringIO(saved.replace("\n\n", "\n"), newline=""))
+        for cell in row
+    }
+    assert {"'=1+1", "'+x", "'-x", "'@x", "0", "1"} <= cells
+    assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]
+    assert not [cell for cell in cells if cell[:1] == "-" and not float(cell) < 0]
 
 
 ODD_TEXT = "a form feed \f a zero \0 an escape \x1b and \uffff \ufffe \u2028 constructor toString\n"

@@ -35,7 +35,7 @@ SHAPES = {
     "embedding residual": {"depth": "embedding_residual"},
 }
 FIRST = "reads the first 5 of the residual stream's channels"
-ROTATIONS = ("hadamard", "haar", "block_diagonal(size=8)", "signed_permutation", "identity")
+ROTATIONS = ("hadamard", "haar", "block_diagonal(size=8)", "identity")
 
 
 def decoder(**changes: object) -> Decoder:

@@ -60,37 +60,11 @@ class Nested(Descent):
 
 
 class Averaged(Descent):
-    """Schedule-free SGD as its authors' package has it, which refuses to step unless asked to."""
+    """It trains other weights than it evaluates, as schedule-free optimizers do."""
 
-    def __init__(self, groups: Any, *, lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
-        super().__init__(groups, lr=lr, beta=betas[0], k=0, train_mode=False)
+    def train(self) -> None: ...
 
-    def _move(self, train: bool) -> None:
-        for group in self.param_groups:
-            if group["train_mode"] != train:
-                weight = 1 - group["beta"] if train else 1 - 1 / group["beta"]
-                for p in group["params"]:
-                    if "z" in self.state[p]:
-                        p.data.lerp_(self.state[p]["z"], weight)
-            group["train_mode"] = train
-
-    def train(self) -> None:
-        self._move(True)
-
-    def eval(self) -> None:
-        self._move(False)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore
-        for group in self.param_groups:
-            if not group["train_mode"]:
-                raise Exception("Optimizer was not in train mode when step is called.")
-            group["k"] += 1
-            weight, beta = 1 / group["k"], group["beta"]
-            for p in group["params"]:
-                z = self.state[p].setdefault("z", p.clone())
-                p.lerp_(z, weight).sub_(p.grad, alpha=group["lr"] * (1 - beta * (1 - weight)))
-                z.sub_(p.grad, alpha=group["lr"])
+    def eval(self) -> None: ...
 
 
 def two_rates(groups: Any, *, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:

@@ -31,7 +31,6 @@ def tiny(text: Path, **over: TomlTable | str) -> Config:
         "optimizer": {"lr": 3e-3, "final_lr": 3e-4, "warmup_steps": 2},
         "train": {"steps": 8, "batch_size": 4, "length": 16, "eval_every": 3,
                   "checkpoint_every": 3, "device": "cpu"},
-        "sample": {"prompts": ["def "], "num_tokens": 4},
     }  # fmt: skip
     return config_from_table(merge_tables(base, over))
 

@@ -114,7 +114,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit
 
 
 def rows(text: Path, tmp_path: Path, count: int) -> list[Work]:
-    config = tiny(text, train=SHORT, sample={"prompts": []})
+    config = tiny(text, train=SHORT)
     return [run_work(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
 
 
@@ -312,10 +312,8 @@ def test_a_row_that_diverges_does_not_end_the_others(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
-    wild = tiny(
-        text, train=SHORT, optimizer=rates | {"name": "torch.optim:SGD"}, sample={"prompts": []}
-    )
-    plain = tiny(text, train=SHORT, sample={"prompts": []})
+    wild = tiny(text, train=SHORT, optimizer=rates | {"name": "torch.optim:SGD"})
+    plain = tiny(text, train=SHORT)
     notes = Notes()
 
     @contextlib.contextmanager
@@ -424,79 +422,12 @@ def test_workers_of_a_stopped_command_save_their_step(
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
-def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    process, logs = start_comparison(text, tmp_path)
-    process.kill()
-    process.communicate()
-    until = time.monotonic() + 120
-    while workers_of(tmp_path / "cmp"):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    for log in logs:
-        run = Run.open(log.parent)
-        assert run.header.status == "stopped"
-        assert checkpoint.newest_checkpoint(run.checkpoints).is_dir()
-
-
-HOLDS = """
-import sys, time
-from pathlib import Path
-from wakeful.runs.run import lock_file
-
-with lock_file(Path(sys.argv[1]), "taken"):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-WORKS = """
-import os, sys, time
-from wakeful.training.cluster import run_call
-
-os.environ["SUBMITIT_EXECUTOR"] = "local"
-
-def work(_):
-    print("works", flush=True)
-    time.sleep(600)
-
-run_call((work, ""), sys.argv[1])
-"""
-
-
-@pytest.mark.slow
-def test_a_worker_ends_with_its_command_and_the_next_command_waits_for_it(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    file = tmp_path / "cmp" / "jobs" / ".command"
-    file.parent.mkdir(parents=True)
-
-    def started(script: str, says: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == says
-        return process
-
-    command = started(HOLDS, "held")
-    worker = started(WORKS, "works")
-    with pytest.raises(WakefulError, match=r"another command distributes work in .*cmp, or the w"):
-        distribute_work([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
-    time.sleep(0.5)
-    assert worker.poll() is None
-    command.kill()
-    command.communicate()
-    worker.communicate(timeout=60)
-    assert worker.returncode == -signal.SIGTERM
-    distribute_work([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
 def test_two_workers_one_killed(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("submitit")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    changes = {"train": {**SHORT, "steps": 100, "checkpoint_every": 5}, "sample": {"prompts": []}}
+    changes = {"train": {**SHORT, "steps": 100, "checkpoint_every": 5}}
     variants: dict[str, Config] = {
         "plain": tiny(text, **changes),
         "cured": tiny(text, **changes, model={"route": "svformer"}),

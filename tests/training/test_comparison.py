@@ -30,7 +30,7 @@ def silent(_: str) -> Iterator[Display]:
 
 
 def two(text: Path, **over: dict) -> dict[str, Config]:
-    changes = {"train": SHORT | over.pop("train", {}), "sample": {"prompts": []}, **over}
+    changes = {"train": SHORT | over.pop("train", {}), **over}
     return {
         "plain": tiny(text, **changes),
         "cured": tiny(text, **changes, model={"route": "svformer"}),
@@ -211,9 +211,7 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
 
     notes: list[str] = []
     rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
-    wild = tiny(
-        text, train=SHORT, optimizer=rates | {"name": "torch.optim:SGD"}, sample={"prompts": []}
-    )
+    wild = tiny(text, train=SHORT, optimizer=rates | {"name": "torch.optim:SGD"})
     rows = two(text)
     rows = {"plain": rows["plain"], "wild": wild, "cured": rows["cured"]}
     run = train_variants(rows, tmp_path / "cmp", seeds=[0], display=noting)

@@ -33,23 +33,6 @@ def test_resuming_on_other_text_is_refused(text: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_relative_paths_is_resumed_from_another_folder(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        with pytest.raises(RuntimeError, match="stop"):
-            train_run(tiny(Path(text.name)), "run")
-    shutil.rmtree(tmp_path / "cache")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    assert left_by(train_run(Config(), "../run", resume=True)) == uncut
-    assert Path.cwd() == elsewhere
-
-
-@pytest.mark.slow
 def test_a_lost_cache_is_prepared_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
 ) -> None:

@@ -1,15 +1,11 @@
-"""Runs of several processes, the slow checks: four of them, two machines, every route."""
+"""Runs of several processes, the slow checks: four of them, every route."""
 
-import json
-import socket
 from pathlib import Path
 
 import pytest
 
-from training import processes
 from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
 from training.test_loop import losses
-from wakeful.config.schema import Config
 from wakeful.config.tables import TomlTable
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
@@ -36,37 +32,6 @@ def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path) -
                 Run.open(out / f"{name}-{parallel}"), expected, SUMS[expected.config.train.dtype]
             )
     assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
-
-
-@pytest.mark.long
-def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None:
-    out = folder / "machines"
-    names = ("resformer", "neutreno", "haar")
-    jobs = [job(out / name, config_of(folder, CASES[name], "hsdp")) for name in names]
-    jobs += [job(out / "cut", config_of(folder, CASES["haar"], "hsdp"), stop=5), job(out / "cut")]
-    jobs += [job(out / "hsdp-then-one", config_of(folder, CASES["haar"], "hsdp"), stop=5)]
-    (folder / "machines.json").write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "test",
-               "--rdzv-endpoint", f"127.0.0.1:{port}")  # fmt: skip
-    file = str(folder / "machines.json")
-    machines = [
-        processes.start(2, file, module="training.processes", meeting=meeting) for _ in range(2)
-    ]
-    for machine in machines:
-        status, _, errors = processes.ended(machine)
-        assert status == 0, errors
-    for name in names:
-        assert_alike(Run.open(out / name), alone(folder, name), SUMS["float32"])
-        middle = Run.open(out / name).checkpoints / "step-00000006"
-        shares = sorted(file.name for file in middle.glob("*.safetensors"))
-        assert shares == [f"{kind}-0000{part}-of-00002.safetensors"
-                          for kind in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
-    assert losses(Run.open(out / "cut")) == losses(Run.open(out / "haar"))
-    resumed = train_run(Config(), out / "hsdp-then-one", resume=True)
-    assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
 
 
 @pytest.mark.long

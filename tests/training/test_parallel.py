@@ -45,7 +45,7 @@ def test_each_process_has_the_gpu_of_its_number_on_its_machine(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    fourth = World(rank=3, size=4, local_rank=1, local_size=2)
+    fourth = World(rank=3, size=4, local_rank=1)
     own = torch.device("cuda", 1)
     assert choose_own_device("auto", fourth) == choose_own_device("cuda", fourth) == own
     assert chosen == [own, own]

@@ -392,7 +392,7 @@ def test_a_mixture_heals_an_heir_on_text_and_on_prepared_data(
         (other_text / f"{number:02d}.txt").write_text(f"{number} " * 20)
     tokenizer = str(reference.path / "tokenizer.json")
     assert main(
-        ["data", "prepare", str(other_text), "--out", str(own), "--tokenizer", tokenizer,
+        ["prepare", str(other_text), "--out", str(own), "--tokenizer", tokenizer,
          "--validation_fraction", "0.2"]
     ) == 0  # fmt: skip
     source = f'mixture(parts=[("text", "{text}", 3), ("own", "{own}", 1)])'
@@ -703,7 +703,7 @@ def test_a_text_with_another_tokenizer_is_refused(
     command: list[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    assert main(["data", "prepare", str(text), "--out", str(data), "--vocab_size", "270"]) == 0
+    assert main(["prepare", str(text), "--out", str(data), "--vocab_size", "270"]) == 0
     capsys.readouterr()
     message = fails(capsys, *command, "--text", str(data))
     assert "the tokenizer does not match" in message
@@ -715,7 +715,7 @@ def test_prepared_data_of_the_same_tokenizer_is_taken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     data = tmp_path / "data"
-    assert main(["data", "prepare", str(text), "--out", str(data), "--tokenizer",
+    assert main(["prepare", str(text), "--out", str(data), "--tokenizer",
                  str(reference.path)]) == 0  # fmt: skip
     wrong = fails(capsys, *command, "--text", str(data), "--data.max_bytes", "999")
     assert "data.max_bytes = 999 does nothing" in wrong
@@ -733,7 +733,7 @@ def test_prepared_data_that_lost_what_lies_beside_the_tokenizer_is_refused(
     shutil.copy(llama / "tokenizer.json", bare)
     (bare / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     data = tmp_path / "data"
-    prepare = ["data", "prepare", str(text)]
+    prepare = ["prepare", str(text)]
     assert main([*prepare, "--out", str(data), "--tokenizer", str(bare)]) == 0
     capsys.readouterr()
     short = ["inherit", str(llama), *command[2:], "--layers", "2", "--steps", "1"]

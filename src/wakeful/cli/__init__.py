@@ -117,16 +117,14 @@ def _dispatch(verb: str, rest: list[str]) -> None:
         OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
         return
     _check_text([verb, *rest])
-    from wakeful.cli.command import HELP, HELP_ALL, asks_for_help, build_overview, split_imports
-    from wakeful.cli.verbs import all_verbs, find_verb, verbs_of_group
+    from wakeful.cli.command import HELP, HELP_ALL, build_overview, split_imports
+    from wakeful.cli.verbs import all_verbs, find_verb
 
-    in_group = verbs_of_group(verb)  # the verbs of two words that begin with this one
-    if verb in (*HELP, *HELP_ALL, "help") or (in_group and asks_for_help(rest[:1])):
+    if verb in (*HELP, *HELP_ALL, "help"):
         summary = (wakeful.__doc__ or "").split("\n", 1)[0]
-        app = build_overview(all_verbs(), wakeful.__version__, summary)
-        app.help_print([verb] if in_group else [], console=OUT)
+        build_overview(all_verbs(), wakeful.__version__, summary).help_print([], console=OUT)
         return
-    _, verb_entry, rest = find_verb([verb, *rest])
+    verb_entry = find_verb(verb)
     rest, modules = split_imports(rest)
     with _end_on_sigterm(), trust_modules(modules), _check_processes(verb):
         verb_entry.run(rest)

@@ -22,7 +22,7 @@ from wakeful.config.options import Heading, Option, iterate_options
 from wakeful.config.reading import REFERENCES, SOURCES, Bos
 from wakeful.config.rules import forbidden_options
 from wakeful.config.tables import TomlTable
-from wakeful.errors import WakefulError, did_you_mean
+from wakeful.errors import WakefulError
 from wakeful.paths import free_folder
 from wakeful.variants.plugins import Verb
 
@@ -38,7 +38,6 @@ USAGE_WORDS = {
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
     "DIR": "a folder to create, or a file NAME.gguf",
     "PRESET": "a preset to print, as a starting point for a TOML file of your own",
-    "SHELL": "bash, zsh or fish",
     "PART": "a file to print, which imports nothing but torch",
 }
 """Meanings of the words of a usage line."""
@@ -51,8 +50,6 @@ _IMPORT_OPTION = Option(
 )  # fmt: skip
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)")
 """An option's name, with or without a value."""
-_ROW = "--variants."
-"""Prefix of an option for one row of a comparison."""
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
@@ -78,7 +75,7 @@ def parse_arguments(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[li
 
 
 def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as cyclopts reads them rightly, of a repeated option only the last.
+    """Return the arguments as cyclopts reads them rightly.
 
     A value that begins with a dash, such as "-" alone, is joined to its option: `--prompt=-`. And
     `--bos` without a value becomes `--bos=on`.
@@ -93,22 +90,7 @@ def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[st
             joined.append(f"{argument}=on")
         else:
             joined.append(argument)
-    return _drop_repeated_options(joined)
-
-
-def _drop_repeated_options(arguments: Sequence[str]) -> list[str]:
-    """Drop every option, with its values, that the arguments give again later."""
-    groups: list[list[str]] = [[]]  # the names, then each option with its values
-    for argument in arguments:
-        if _FLAG.match(argument):
-            groups.append([])
-        groups[-1].append(argument)
-    names, *option_groups = groups
-    # A later group replaces an earlier one of the same option.
-    last_groups = {group[0].partition("=")[0].replace("-", "_"): group for group in option_groups}
-    last_ids = {id(group) for group in last_groups.values()}
-    kept = [group for group in option_groups if id(group) in last_ids]
-    return [argument for group in [names, *kept] for argument in group]
+    return joined
 
 
 def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = False) -> App:
@@ -153,55 +135,36 @@ def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: boo
     )
 
 
-def list_options(kind: type, default: Any = None) -> list[Option]:
+def list_options(kind: type) -> list[Option]:
     """Return an option per field of the dataclass `kind`, except fields that its rules always
-    refuse, and `--import`; `default`, an instance of `kind`, gives the defaults.
+    refuse, and `--import`.
     """
     refused = forbidden_options(kind)
-    options = [option for option in iterate_options(kind, default) if option.name not in refused]
+    options = [option for option in iterate_options(kind) if option.name not in refused]
     return [*options, _IMPORT_OPTION] if options else []
 
 
-def print_help(name: str, verb: Verb, arguments: Sequence[str], default: Any = None) -> None:
-    """Print a verb's help: examples, then the main options, or all of them for `--help-all`.
-
-    `default`, an instance of the verb's options, gives the defaults that are shown.
-    """
+def print_help(name: str, verb: Verb, arguments: Sequence[str]) -> None:
+    """Print a verb's help: examples, then the main options, or all of them for `--help-all`."""
     rare = bool({*HELP_ALL} & {*arguments})
     console = Printer(width=min(OUT.width, _WIDEST))
-    options = list_options(verb.options, default)
+    options = list_options(verb.options)
     app = build_command(name, verb, options, rare=rare)
     app.help_epilogue = _format_epilogue(name, verb, options, rare)
     app.help_print([], console=console)
 
 
-def build_overview(
-    verbs: Mapping[str, Verb], version: str, summary: str, *, with_options: bool = False
-) -> App:
-    """Return the whole command line as one cyclopts app, with every verb as a command.
-
-    Verbs of two words, such as "data prepare", are commands of a group, "data". Building the
-    options of every verb takes some time and is done only `with_options`.
-    """
+def build_overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
+    """Return the overview of the command line: a cyclopts app with every verb as a command."""
     app = App(
         name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
         help_epilogue="wakeful VERB --help: examples, main options; --help-all: every option.",
         help_flags=(), version_flags=(), console=OUT, usage="",
     )  # fmt: skip
     for number, (name, verb) in enumerate(verbs.items()):
-        group, _, last_word = name.rpartition(" ")
-        if group and group not in app:
-            summaries = " ".join(
-                verbs[member].summary for member in verbs if member.startswith(f"{group} ")
-            )
-            app.command(
-                App(name=group, help=summaries, help_flags=(), version_flags=(), sort_key=number)
-            )
-        parent = app[group] if group else app
-        options = list_options(verb.options) if with_options else []
-        command = build_command(name, verb, options)
+        command = build_command(name, verb, [])
         command.sort_key = number
-        parent.command(command, name=last_word)
+        app.command(command, name=name)
     return app
 
 
@@ -240,39 +203,6 @@ def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     if not modules and any(argument.partition("=")[0] == IMPORT for argument in arguments):
         raise WakefulError(f"{IMPORT} takes modules or files: {_IMPORT_OPTION.description}")
     return rest, modules
-
-
-def split_row_options(
-    arguments: Sequence[str], rows: Sequence[str]
-) -> tuple[list[str], dict[str, list[str]]]:
-    """Split a comparison's arguments into those for every row (variant), and those for one row by
-    its name: `--variants.NAME.FIELD value`, which becomes `--FIELD value`.
-
-    Raises:
-        WakefulError: there is no row of that name.
-    """
-    shared: list[str] = []
-    by_row: dict[str, list[str]] = {name: [] for name in rows}
-    target = shared
-    for argument in arguments:
-        if not argument.startswith(_ROW):
-            if argument.startswith("--"):
-                target = shared
-            target.append(argument)  # a value goes where its option went
-            continue
-        row_and_field = argument.removeprefix(_ROW)
-        # Names may contain dots: of "a" and "a.b", "a.b.train.lr" means the longer one.
-        matches = [row for row in rows if row_and_field.startswith(f"{row}.")]
-        name = max(matches, key=len, default="")
-        if not name:
-            raise WakefulError(
-                f"{argument.partition('=')[0]} names no row"
-                f"{did_you_mean(row_and_field.partition('.')[0], rows)}; there are "
-                f"{', '.join(rows)}"
-            )
-        target = by_row[name]
-        target.append(f"--{row_and_field.removeprefix(f'{name}.')}")
-    return shared, by_row
 
 
 def _keyword_of(option: Option) -> str:

@@ -6,22 +6,14 @@ The tools are imported after the options are parsed.
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import wakeful
-from wakeful.cli.command import (
-    asks_for_help,
-    build_overview,
-    choose_out,
-    parse_arguments,
-    print_help,
-    split_row_options,
-)
+from wakeful.cli.command import asks_for_help, choose_out, parse_arguments, print_help
 from wakeful.cli.console import (
     is_secondary_process,
     print_line,
@@ -33,9 +25,15 @@ from wakeful.cli.console import (
 from wakeful.config.keywords import NoOptions, fill_options
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.reading import REFERENCES, SOURCES, FigureOptions
-from wakeful.config.rows import read_rows, rescale_rows
+from wakeful.config.rows import change_rows, read_rows
 from wakeful.config.schema import TRAINED, Config, TextConfig, load_config, select_variants
-from wakeful.config.tables import merge_over_preset, preset_names, read_preset, read_preset_table
+from wakeful.config.tables import (
+    TomlTable,
+    merge_over_preset,
+    preset_names,
+    read_preset,
+    read_preset_table,
+)
 from wakeful.curing.options import CureOptions
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.errors import WakefulError, did_you_mean
@@ -48,7 +46,6 @@ from wakeful.reporting.options import ReportOptions
 from wakeful.variants.plugins import Verb, group_entry_points, load_plugin_verb
 
 PARTS = ("softmax1", "orthoadam", "value_residual", "rmsnorm_single", "inherit_layers")
-SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +63,7 @@ class _ConfigOptions(Config, FigureOptions):
 class TrainOptions(_ConfigOptions):
     """Folder of the run, and changes to its configuration.
 
-    Every field of the configuration is an option. Name a CONFIG to see its own values as defaults:
-    wakeful train cpu-tiny --help.
+    Every field of the configuration is an option; wakeful presets CONFIG prints a preset's values.
     """
 
     out: Where[str] = ""
@@ -80,8 +76,7 @@ class TrainOptions(_ConfigOptions):
 class CompareOptions(_ConfigOptions):
     """Folder of the comparison, and changes to its configurations.
 
-    A field of the configuration is set for every variant; numbers in which variants differ keep
-    their ratios. --variants.NAME.FIELD sets it for one.
+    A field of the configuration is set for every variant, unless they differ in it.
     """
 
     out: Where[str] = ""
@@ -119,10 +114,7 @@ class PromptOptions(GenerateOptions):
 
 def train(arguments: list[str]) -> None:
     """Run `wakeful train CONFIG`, or continue a run with --resume, and print the result."""
-    if asks_for_help(arguments):
-        config = load_config(_first_name(arguments) or {})
-        show_help("train", arguments, TrainOptions(**vars(config)))
-    sources, table = parse_arguments("train", VERBS["train"], arguments)
+    sources, table = parse_verb("train", arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
     if not sources and not table.get("resume"):
@@ -151,68 +143,25 @@ def train(arguments: list[str]) -> None:
 
 
 def compare(arguments: list[str]) -> None:
-    """Run `wakeful compare CONFIG...`: train every variant (a row of the comparison) with every
-    seed and print the result.
-    """
-    if asks_for_help(arguments):
-        name = _first_name(arguments)
-        base = next(iter(read_rows([name]).variants.values())) if name else Config()
-        show_help("compare", arguments, CompareOptions(**vars(base)))
-    verb = VERBS["compare"]
-    # The names of configurations come first, and say which rows options may name.
-    num_names = next(
-        (n for n, argument in enumerate(arguments) if argument.startswith("-")), len(arguments)
-    )
-    if not num_names:
+    """Run `wakeful compare CONFIG...`: train every variant with every seed and print the result."""
+    sources, table = parse_verb("compare", arguments)
+    if not sources:
         raise WakefulError("name one configuration with a [variants] table, or several")
-    rows = read_rows(arguments[:num_names])
-    shared, by_row = split_row_options(arguments[num_names:], list(rows.variants))
+    rows = read_rows(sources)
     base = next(iter(rows.variants.values()))
-    sources, table = parse_arguments("compare", verb, shared)
-    if sources:
-        raise WakefulError(f"{sources[0]!r} follows no option: name configurations first")
     options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
-    seeds = rows.choose_seeds(options.seeds)
-    # Numbers in which the variants differ keep their ratios to the first variant's.
-    variants = rescale_rows(rows.variants, base, options.config, strict=True)
-    changed_rows = {name: row_arguments for name, row_arguments in by_row.items() if row_arguments}
-    for name, row_arguments in changed_rows.items():
-        _check_row_options(name, row_arguments)
-        _, changes = parse_arguments("compare", verb, row_arguments)
-        default = CompareOptions(**vars(variants[name]))
-        variants[name] = fill_options(CompareOptions, changes, default).config
-    variants = select_variants(variants, options.only)
-    for name in changed_rows:
-        if name not in variants:
-            raise WakefulError(f"--variants.{name} is of a variant that --only leaves out")
+    changes = {key: value for key, value in table.items() if key in vars(base)}
+    variants = change_rows(select_variants(rows.variants, options.only), changes)
 
     from wakeful.training.comparison import compare
 
     result = compare(
-        *variants.values(), seeds=seeds, out=options.out or f"runs/compare-{rows.name}",
-        layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
-        baseline=options.baseline, figures=options.figures, display=progress_display,
+        *variants.values(), seeds=rows.choose_seeds(options.seeds),
+        out=options.out or f"runs/compare-{rows.name}", layouts=rows.layouts,
+        resume=options.resume, cluster=options.cluster, baseline=options.baseline,
+        figures=options.figures, display=progress_display,
     )  # fmt: skip
     print_result(result, result.page)
-
-
-def _first_name(arguments: list[str]) -> str:
-    """Return the first of the arguments, a configuration's name; "" where it is an option."""
-    return arguments[0] if not arguments[0].startswith("-") else ""
-
-
-def _check_row_options(row: str, arguments: list[str]) -> None:
-    """Raise `WakefulError` where an option of the whole comparison, such as --seeds, is given for
-    one row: `--variants.ROW.seeds`, which is "--seeds" in the row's `arguments`.
-    """
-    shared = vars(CompareOptions()).keys() - vars(Config()).keys()
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--")
-        field = name.replace("-", "_").removeprefix("no_")
-        if argument.startswith("--") and field in shared:
-            raise WakefulError(
-                f"--variants.{row}.{name} would do nothing: --{name} is for the whole comparison"
-            )
 
 
 def generate(arguments: list[str]) -> None:
@@ -292,16 +241,19 @@ def _read_models(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
     return models, choose_out(verb, models, options)
 
 
-def prepare_data(arguments: list[str]) -> None:
-    """Run `wakeful data prepare SOURCE...` and print how many tokens were written where."""
-    sources, options = read_arguments("data prepare", arguments)
+def prepare(arguments: list[str]) -> None:
+    """Run `wakeful prepare SOURCE...` and print how many tokens were written where."""
+    sources, options = read_arguments("prepare", arguments)
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
 
-    from wakeful.data.preparing import prepare
+    from wakeful.data import preparing
 
     with progress_display("prepare") as show:
-        data = prepare(sources, options.out, progress=show.stage, options=options)
+        settings = preparing.preparation_options(options)
+        data = preparing.prepare(sources, options.out, progress=show.stage, **settings)
+    if data.warning:
+        print_line(data.warning)
     print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "
@@ -346,16 +298,6 @@ def presets(arguments: list[str]) -> None:
             print_line(f"  {name}: {read_preset(name).splitlines()[0].removeprefix('# ')}")
 
 
-def completion(arguments: list[str]) -> None:
-    """Run `wakeful completion SHELL`: print the completion script for a shell."""
-    shells, _ = read_arguments("completion", arguments)
-    if len(shells) != 1 or shells[0] not in SHELLS:
-        hint = did_you_mean(shells[0], SHELLS) if shells else ""
-        raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
-    app = build_overview(all_verbs(), wakeful.__version__, "", with_options=True)
-    sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
-
-
 def parts(arguments: list[str]) -> None:
     """Run `wakeful parts PART`: print the source of one self-contained module, such as softmax1."""
     names, _ = read_arguments("parts", arguments)
@@ -380,45 +322,37 @@ def all_verbs() -> dict[str, Verb]:
     }
 
 
-def verbs_of_group(word: str) -> list[str]:
-    """Return the verbs of two words that begin with this one, such as "data prepare" of "data"."""
-    return [name for name in all_verbs() if name.startswith(f"{word} ")]
-
-
-def find_verb(arguments: Sequence[str]) -> tuple[str, Verb, list[str]]:
-    """Return the verb's name of one or two words that arguments begin with, the verb, and the
-    arguments after its name.
+def find_verb(name: str) -> Verb:
+    """Return the verb of this name.
 
     Raises:
-        WakefulError: there is no verb of that name.
+        WakefulError: there is none.
     """
-    verbs, in_group = all_verbs(), verbs_of_group(arguments[0])
-    num_words = 2 if in_group else 1
-    name = " ".join(arguments[:num_words])
-    if name in verbs:
-        return name, verbs[name], list(arguments[num_words:])
-    hint = did_you_mean(name, verbs)
-    if in_group:
-        raise WakefulError(f"write wakeful {' or wakeful '.join(in_group)}{hint}")
-    raise WakefulError(f"unknown verb {name!r}{hint}; there are {', '.join(verbs)}")
+    verbs = all_verbs()
+    if name not in verbs:
+        hint = did_you_mean(name, verbs)
+        raise WakefulError(f"unknown verb {name!r}{hint}; there are {', '.join(verbs)}")
+    return verbs[name]
+
+
+def parse_verb(name: str, arguments: list[str]) -> tuple[list[str], TomlTable]:
+    """Parse a verb's arguments into its names (models, runs ...) and a table of the options given;
+    for `--help` print the help and exit.
+    """
+    verb = all_verbs()[name]
+    if asks_for_help(arguments):
+        if not is_secondary_process():
+            print_help(name, verb, arguments)
+        sys.exit(0)
+    return parse_arguments(name, verb, arguments)
 
 
 def read_arguments(name: str, arguments: list[str]) -> tuple[list[str], Any]:
     """Read a verb's arguments into its names (models, runs ...) and its options, a dataclass; for
     `--help` print the help and exit.
     """
-    if asks_for_help(arguments):
-        show_help(name, arguments)
-    verb = all_verbs()[name]
-    names, table = parse_arguments(name, verb, arguments)
-    return names, fill_options(verb.options, table)
-
-
-def show_help(name: str, arguments: list[str], default: Any = None) -> NoReturn:
-    """Print a verb's help with the values of `default` as defaults, and exit."""
-    if not is_secondary_process():
-        print_help(name, all_verbs()[name], arguments, default)
-    sys.exit(0)
+    names, table = parse_verb(name, arguments)
+    return names, fill_options(all_verbs()[name].options, table)
 
 
 VERBS: dict[str, Verb] = {
@@ -439,8 +373,8 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("wakeful compare patient --seeds 0 --only vanilla large-sink",
              "Watch a one-layer model grow an attention sink, and its twin grow none."),
-            ("wakeful compare demo --seeds 0 1 2 --variants.softmax1.optimizer.lr 1e-3",
-             "Train four variants with three seeds each, one of them with a rate of its own."),
+            ("wakeful compare demo --seeds 0 1 2 --optimizer.lr 2e-3",
+             "Train four variants with three seeds each, all at another learning rate."),
         ),
     ),
     "generate": Verb(
@@ -509,13 +443,13 @@ VERBS: dict[str, Verb] = {
              "Write a model of 8 bits, which Transformers, vLLM and every verb load."),
         ),
     ),
-    "data prepare": Verb(
+    "prepare": Verb(
         summary="Prepare text as memory-mapped tokens to train on.",
-        usage="SOURCE...", options=PrepareOptions, run=prepare_data,
+        usage="SOURCE...", options=PrepareOptions, run=prepare,
         examples=(
-            ("wakeful data prepare notes/*.txt --out data/notes --vocab_size 8000",
+            ("wakeful prepare notes/*.txt --out data/notes --vocab_size 8000",
              "Turn text files into tokens, with a tokenizer trained on them."),
-            ("wakeful data prepare hf:roneneldan/TinyStories --out data/stories",
+            ("wakeful prepare hf:roneneldan/TinyStories --out data/stories",
              "Do the same with a dataset of the Hugging Face hub."),
         ),
     ),
@@ -557,16 +491,6 @@ VERBS: dict[str, Verb] = {
              "Take softmax-1's fused attention into training code of your own."),
             ("wakeful parts orthoadam > orthoadam.py",
              "Take the optimizer."),
-        ),
-    ),
-    "completion": Verb(
-        summary="Print a shell completion script for bash, zsh or fish.",
-        usage="SHELL", options=NoOptions, run=completion, names=lambda: SHELLS,
-        examples=(
-            ("wakeful completion bash > ~/.local/share/bash-completion/completions/wakeful",
-             "Complete verbs and options with the tab key, from the next shell on."),
-            ("wakeful completion fish > ~/.config/fish/completions/wakeful.fish",
-             "The same for fish."),
         ),
     ),
 }  # fmt: skip

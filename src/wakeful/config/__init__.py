@@ -10,7 +10,6 @@ from wakeful.config.schema import (
     HealConfig,
     OptimizerConfig,
     QuantizeConfig,
-    SampleConfig,
     TrainConfig,
     config_from_table,
     config_to_table,
@@ -22,7 +21,6 @@ __all__ = [
     "BridgeConfig", "Config", "DataConfig", "DiagnoseConfig",
     "DistillConfig", "HealConfig",
     "ModelConfig", "OptimizerConfig",
-    "QuantizeConfig", "SampleConfig",
-    "TrainConfig", "config_from_table", "config_to_table",
+    "QuantizeConfig", "TrainConfig", "config_from_table", "config_to_table",
     "config_to_toml", "preset_names", "read_table",
 ]  # fmt: skip

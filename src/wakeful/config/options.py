@@ -49,14 +49,6 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class Hint:
-    """Advice appended to the error about a value that the option does not take, annotated on the
-    option's type."""
-
-    description: str
-
-
-@dataclass(frozen=True)
 class Option:
     """An option: a field of a verb's options or of one of their parts."""
 

@@ -14,7 +14,7 @@ from wakeful.config.schema import (
     read_seeds,
     split_variants,
 )
-from wakeful.config.tables import TomlTable, flatten_table
+from wakeful.config.tables import flatten_table, merge_tables
 from wakeful.errors import WakefulError
 
 
@@ -67,46 +67,23 @@ def _default_name(source: Config | Mapping[str, Any] | str | Path, table: Mappin
     return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
 
 
-def rescale_rows(
-    rows: Mapping[str, Config], base: Config, new_base: Config, *, strict: bool = False
-) -> dict[str, Config]:
-    """Return variants that differ from `new_base` as the given ones (`rows`) differ from `base`.
-
-    A field that is equal in a row and in `base` takes the value of `new_base`. A number that
-    differs from `base` keeps its ratio to it: a row with 8 times the steps trains for 8 times the
-    new steps. Any other field that differs keeps the row's value.
+def change_rows(rows: Mapping[str, Config], changes: Mapping[str, Any]) -> dict[str, Config]:
+    """Return the variants with the fields in the table `changes` set in all of them.
 
     Raises:
-        WakefulError: a row's value is out of its range; with `strict` also where `new_base` changes
-            a field in which a row differs and that has no ratio.
+        WakefulError: the variants differ in such a field: what is compared would be lost.
     """
-    old_values, new_values = flatten_config(base), flatten_config(new_base)
-    changed = [key for key in new_values if new_values[key] != old_values[key]]
-    variants: dict[str, Config] = {}
-    for name, row in rows.items():
-        row_values = flatten_config(row)
-        table = config_to_table(row)
-        for key in changed:
-            value = new_values[key]
-            if row_values[key] != old_values[key]:
-                ratio = _ratio(key, row_values[key], old_values[key])
-                if ratio is None and strict:
-                    raise WakefulError(
-                        f"{key} differs between the rows ({row_values[key]!r} in "
-                        f"{name}): name the row to change, as --variants.NAME.{key}"
-                    )
-                value = row_values[key] if ratio is None else _scale(value, ratio)
-            _set_field(table, key, value)
-        variants[name] = config_from_table(table)
-    return variants
-
-
-def _set_field(table: TomlTable, name: str, value: Any) -> None:
-    """Set the entry with a dotted name in a table, such as "steps" in table["train"]."""
-    *sections, last = name.split(".")
-    for section in sections:
-        table = table.setdefault(section, {})
-    table[last] = value
+    for key, _ in flatten_table(changes):
+        values = [{"name": row.name, **flatten_config(row)}[key] for row in rows.values()]
+        if any(value != values[0] for value in values):
+            raise WakefulError(
+                f"--{key} is for all variants, and they differ in it: change it in a TOML file, or "
+                "leave variants out by --only"
+            )
+    return {
+        name: config_from_table(merge_tables(config_to_table(row), changes))
+        for name, row in rows.items()
+    }
 
 
 def flatten_config(config: Config) -> dict[str, Any]:
@@ -125,26 +102,3 @@ def config_differences(first: Config, second: Config) -> dict[str, tuple[Any, An
         for key, value in first_fields.items()
         if value != second_fields[key]
     }
-
-
-_WITHOUT_RATIO = ("seed", "beta1", "beta2")
-"""Last parts of the names of numbers that are never scaled."""
-
-
-def _ratio(key: str, value: object, base_value: object) -> float | None:
-    """Return value / base_value of a field; None where there is no ratio to keep: for values that
-    are not numbers, for 0, which stands for "none" or "automatic", and for seeds and betas.
-    """
-    if key.rpartition(".")[2] in _WITHOUT_RATIO:
-        return None
-    # Not isinstance: to it True is a number.
-    if type(value) not in (int, float) or type(base_value) not in (int, float):
-        return None
-    return value / base_value if value and base_value else None  # pyright: ignore
-
-
-def _scale(value: Any, ratio: float) -> Any:
-    """Return a number times a ratio; a whole number stays whole, and at least 1 unless it is 0."""
-    if isinstance(value, int):
-        return max(1, round(value * ratio)) if value else value
-    return value * ratio

@@ -59,24 +59,6 @@ class AtLeast(Rule):
 
 
 @dataclass(frozen=True)
-class AtMost(Rule):
-    """Lengths not above the option `limit`, which `why` names in words."""
-
-    limit: str
-    why: str = ""
-
-    def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a length is above the value of another option, the limit."""
-        limit_name, limit = _named_values(options, self.limit)[0]
-        for name, value in _named_values(options, self.conditions):
-            if value > limit:
-                reason = f"{self.why}, " if self.why else ""
-                raise WakefulError(
-                    f"{name} = {value} is longer than {reason}{limit_name} = {limit}"
-                )
-
-
-@dataclass(frozen=True)
 class Pair(Rule):
     """A rule about `conditions` and `counterparts`, both lists of conditions."""
 

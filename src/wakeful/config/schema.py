@@ -10,7 +10,7 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.rules import AtLeast, AtMost, Excludes, RuleChecked, Within
+from wakeful.config.rules import AtLeast, Excludes, RuleChecked, Within
 from wakeful.config.tables import (
     TomlTable,
     flatten_table,
@@ -204,9 +204,8 @@ class TrainConfig:
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
     dtype: How[Literal["float32", "float64", "bfloat16"]] = "float32"
     """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
-    parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
-    """Sharding of weights under torchrun: over all processes (fsdp), over those of a machine (hsdp)
-    or not at all (ddp)."""
+    parallel: Literal["fsdp", "ddp"] = "fsdp"
+    """Sharding of weights under torchrun: over all processes (fsdp) or not at all (ddp)."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpoint_activations: bool = False
@@ -226,27 +225,9 @@ class TrainConfig:
     """Also write TensorBoard events (needs the package tensorboard)."""
     wandb: bool = False
     """Also log to Weights & Biases (needs the package wandb), project $WANDB_PROJECT or wakeful."""
-    trackio: bool = False
-    """Also log to trackio (needs the package trackio), project $TRACKIO_PROJECT or wakeful."""
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleConfig:
-    """The continuations written at the end of a run."""
-
-    prompts: tuple[str, ...] = ()
-    """Prompts to continue. Empty: the beginnings of three windows of the validation text."""
-    num_tokens: int = 64
-    """Tokens to generate for each prompt."""
-    temperature: float = 0.8
-    """Temperature of sampling. 0 takes the likeliest token."""
-    top_k: int = 50
-    """Sample from this many of the likeliest tokens; 0 means all."""
-    seed: int = 0
-    """Seed of sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +240,6 @@ class Config(RuleChecked):
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
 
     RULES = (
         AtLeast(
@@ -270,16 +250,14 @@ class Config(RuleChecked):
             "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
             "train.diagnose.every "
             "optimizer.lr optimizer.final_lr optimizer.initial_lr optimizer.eps "
-            "optimizer.weight_decay optimizer.clip optimizer.warmup_steps sample.num_tokens "
-            "sample.temperature sample.top_k", 0,
+            "optimizer.weight_decay optimizer.clip optimizer.warmup_steps", 0,
         ),
         Within("train.distill.alpha", "[0, 1]"),
         Within("train.distill.temperature", "(0, inf)"),
         Within("optimizer.beta1 optimizer.beta2", "[0, 1)"),
         Within("data.validation_fraction", "(0, 1)"),
-        Within("train.seed sample.seed", "[0, 2**63)"),
+        Within("train.seed", "[0, 2**63)"),
         Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
-        AtMost("train.length", "model.max_length", "the model's context"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -291,6 +269,11 @@ class Config(RuleChecked):
         if not self.name or "\0" in self.name:
             raise WakefulError(f"name must be fit for a folder, got {self.name!r}")
         super().__post_init__()
+        if train.length > self.model.max_length:
+            raise WakefulError(
+                f"train.length = {train.length} is longer than the model's context, "
+                f"model.max_length = {self.model.max_length}"
+            )
         if train.batch_size * train.length > _MAX_TOKENS:
             raise WakefulError(
                 f"train.batch_size = {train.batch_size} sequences of train.length = "

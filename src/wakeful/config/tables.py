@@ -10,9 +10,8 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from wakeful.config.options import Hint
 from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path
 from wakeful.terminal.plain_text import decode_utf8
 from wakeful.variants.plugins import preset_folders
@@ -220,17 +219,6 @@ class _Reader(NamedTuple):
             raise self._error(f"{path} must be {_describe_type(kind)}, got {_shorten(value)}{hint}")
         return value
 
-    def _read_field(self, annotation: Any, value: Any, path: str) -> Any:
-        """Return a dataclass field's value; a `Hint` in its annotation is appended to errors."""
-        kind, extras = annotation, []
-        if typing.get_origin(annotation) is Annotated:
-            kind, *extras = typing.get_args(annotation)
-        try:
-            return self.read(kind, value, path)
-        except WakefulError as error:
-            hints = "".join(f"; {extra.description}" for extra in extras if isinstance(extra, Hint))
-            raise WakefulError(f"{error}{hints}") from None
-
     def _read_dataclass(self, kind: type, table: object, path: str) -> Any:
         """Return an instance of a dataclass from a table of its fields.
 
@@ -254,8 +242,8 @@ class _Reader(NamedTuple):
         for entry in fields:
             if entry.name in table:
                 field_path = _join_path(path, entry.name)
-                annotation = annotations[entry.name]
-                values[entry.name] = self._read_field(annotation, table[entry.name], field_path)
+                kind_of_field = annotations[entry.name]
+                values[entry.name] = self.read(kind_of_field, table[entry.name], field_path)
         for entry in fields:
             defaults = (entry.default, entry.default_factory)
             required = all(default is dataclasses.MISSING for default in defaults)
@@ -289,8 +277,8 @@ class _Reader(NamedTuple):
 
 @functools.cache
 def _field_annotations(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields by name, with their `Annotated` extras."""
-    annotations = typing.get_type_hints(kind, include_extras=True)
+    """Return the types of a dataclass's fields by name, without their `Annotated` extras."""
+    annotations = typing.get_type_hints(kind)
     return {entry.name: annotations[entry.name] for entry in dataclasses.fields(kind)}
 
 

@@ -238,6 +238,10 @@ class MixedData(Data):
         return f"{MIXTURE}({parts=!r})"
 
     @property
+    def warning(self) -> str:
+        return " ".join(filter(None, (part.warning for part in self.parts)))
+
+    @property
     def parts(self) -> list[PreparedData]:
         return [part for _, part in self._pairs]
 

@@ -1,6 +1,6 @@
 """From a source of text to a folder of tokens: read, split, train a tokenizer, encode, move in."""
 
-import dataclasses
+import inspect
 import os
 import re
 import shutil
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from wakeful.config.keywords import options_from
 from wakeful.config.schema import DataConfig, TextConfig
 from wakeful.data.base import Data
 from wakeful.data.mixture import Domain, MixedData, mixture_of
@@ -24,14 +23,13 @@ from wakeful.data.sources import (
     source_manifest,
 )
 from wakeful.data.split import SplitSide, Spool, split_by_hash, split_by_source
-from wakeful.data.tasks import TaskData, task_of
+from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
     VERSION,
     PreparedData,
-    check_free,
-    is_prepared,
+    existing_data,
     open_prepared,
     publish_folder,
     temporary_folder_beside,
@@ -53,38 +51,59 @@ _SPLIT_VERSION = 2
 """Version of the rule that splits documents (`split_by_hash`), part of the names in the cache."""
 
 
+def preparation_options(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Return the keyword arguments of `prepare` and `prepare_data` for a configuration; a given
+    `tokenizer` replaces the one that the configuration names or trains.
+    """
+    chosen_tokenizer = tokenizer or config.tokenizer or None
+    return {
+        "tokenizer": chosen_tokenizer,
+        "vocab_size": config.vocab_size if chosen_tokenizer is None else None,
+        "validation_source": config.validation_source or None,
+        "validation_fraction": config.validation_fraction,
+        "max_bytes": config.max_bytes or None,
+        "text_field": config.text_field,
+        "keep_overlap": config.keep_overlap,
+    }
+
+
 def prepare(
     source: str | Sequence[str],
     folder: str | Path,
     *,
     tokenizer: Tokenizer | str | Path | None = None,
+    vocab_size: int | None = None,
+    validation_source: str | Sequence[str] | None = None,
+    validation_fraction: float = TextConfig.validation_fraction,
+    max_bytes: int | None = None,
+    text_field: str = TextConfig.text_field,
     seed: int = 0,
+    keep_overlap: bool = TextConfig.keep_overlap,
     progress: Progress | None = None,
-    options: TextConfig | None = None,
-    **kwargs: Any,
 ) -> PreparedData:
-    """Tokenize the text of `source` into a new `folder`; return its data.
+    """Tokenize the text of `source` into a new `folder`; return its data, or that of an existing
+    folder that was prepared from the same text with the same options.
 
-    `options`, whose fields are keyword arguments too, decide how. A given `tokenizer` (or its path)
-    replaces the one that they name or train; one is trained on the training documents alone. For
-    validation are about `validation_fraction` of the documents (see `split_by_hash`, which takes
-    `seed`), or all documents of `validation_source`. Unless `keep_overlap` is set, validation
+    Either `tokenizer` is one (or its path), or `vocab_size` is the size of one to train on the
+    training documents. About `validation_fraction` of the documents (see `split_by_hash`), or all
+    documents of `validation_source`, are for validation. Unless `keep_overlap` is set, validation
     documents that overlap the training text are dropped; a `validation_source` that overlaps is
     refused (see `drop_overlap`). `max_bytes` limits the text of `source`, in UTF-8. The folder is
     built beside its place, with a copy of the text, and renamed when complete.
 
     Raises:
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
-            sources, the folder is not empty, or the disk is full.
+            sources, the folder holds something else, or the disk is full.
     """
-    config = options_from(TextConfig, kwargs, options)
     folder = expand_home(folder).absolute()
     progress = progress or Display().stage
-    tokenizer = _load_tokenizer(tokenizer, config)
-    fraction, validation_source = config.validation_fraction, config.validation_source
-    if not validation_source and not 0 < fraction < 1:
-        raise WakefulError(f"validation_fraction is {fraction}: it must lie between 0 and 1")
-    check_free(folder)
+    tokenizer = _load_tokenizer(tokenizer, vocab_size)
+    if validation_source is None and not 0 < validation_fraction < 1:
+        raise WakefulError(
+            f"validation_fraction is {validation_fraction}: it must lie between 0 and 1"
+        )
+    if max_bytes is not None and max_bytes < 1:
+        raise WakefulError(f"max_bytes is {max_bytes}: it must be at least 1")
     _check_outside(folder, source)
     if any(map(mixture_of, single_sources(source))):
         raise WakefulError(
@@ -92,46 +111,63 @@ def prepare(
             "own in the cache: prepare a part by itself, or train on the mixture"
         )
     settings = {
-        "vocab_size": config.vocab_size if tokenizer is None else None,
+        "vocab_size": vocab_size,
         "tokenizer": tokenizer and [tokenizer.fingerprint, tokenizer.end_of_text_token],
-        "validation_fraction": None if validation_source else fraction,
-        "max_bytes": config.max_bytes or None,
-        "text_field": config.text_field,
-        "seed": None if validation_source else seed,
-        "keep_overlap": config.keep_overlap,
+        "validation_fraction": None if validation_source is not None else validation_fraction,
+        "max_bytes": max_bytes,
+        "text_field": text_field,
+        "seed": None if validation_source is not None else seed,
+        "keep_overlap": keep_overlap,
     }
+    manifest = data_manifest(source, validation_source)
+    existing = existing_data(folder, settings)
+    if existing is not None and existing.info.get("manifest") == manifest:
+        return existing
+
     with temporary_folder_beside(folder) as building:
         scratch = building / "scratch"
         scratch.mkdir()
-        spools = [_store_documents(source, scratch / "source", config, progress)]
-        if validation_source:
-            whole = dataclasses.replace(config, max_bytes=0)
+        spools = [_store_documents(source, scratch / "source", max_bytes, text_field, progress)]
+        if validation_source is not None:
             spools.append(
-                _store_documents(validation_source, scratch / "validation", whole, progress)
+                _store_documents(
+                    validation_source, scratch / "validation", None, text_field, progress
+                )
             )
-            split = split_by_source(*spools)
-        else:
+        corpora = [spool.corpus_sha256 for spool in spools]
+        if existing is not None:  # files were touched: are the texts still the same?
+            if existing.info.get("corpora_sha256") == corpora:
+                return existing
+            raise WakefulError(
+                f"{folder} was prepared from another state of the source: "
+                "delete it or choose another folder"
+            )
+        if validation_source is None:
             split = split_by_hash(
-                spools[0], fraction=fraction, seed=seed, scratch=scratch / "parts"
+                spools[0], fraction=validation_fraction, seed=seed, scratch=scratch / "parts"
             )
+        else:
+            split = split_by_source(*spools)
         if tokenizer is None:
-            texts = _read_texts(split.train, "tokenizer", progress)
-            tokenizer = Tokenizer.train(texts, config.vocab_size)
+            assert vocab_size is not None
+            tokenizer = Tokenizer.train(_read_texts(split.train, "tokenizer", progress), vocab_size)
         encoded = [
             (_encode_documents(side, tokenizer, progress), side.num_bytes)
             for side in (split.train, split.validation)
         ]
+        validation_sources = [] if validation_source is None else single_sources(validation_source)
         info = write_splits(
             building,
             tokenizer,
             dict(zip(SPLITS, encoded, strict=True)),
             source=single_sources(source),
-            validation_source=[validation_source] if validation_source else [],
-            corpora_sha256=[spool.corpus_sha256 for spool in spools],
+            validation_source=validation_sources,
+            manifest=manifest,
+            corpora_sha256=corpora,
             settings=settings,
             split_rule=split.rule,
         )
-        if not config.keep_overlap:
+        if not keep_overlap:
             side = split.validation
             progress("comparing", 0, side.num_bytes)
             drop_overlap(PreparedData(building, info), side.spool.lengths[side.mask])
@@ -145,46 +181,40 @@ def prepare(
 def prepare_data(
     source: str | Sequence[str] = PYTHON_STDLIB,
     *,
-    tokenizer: Tokenizer | str | Path | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
-    options: TextConfig | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> PreparedData:
     """Prepare a source into a folder of the cache (`cache_dir`, else `default_cache_dir()`), or
     open the folder where it exists.
 
-    `tokenizer` and `options` are those of `prepare`. The folder's name contains a hash of the
-    options and of every file's path, size and time of change. So a second call reads no text, and
-    changed files are prepared into a new folder.
+    `options` are those of `prepare`. The folder's name contains a hash of the options and of every
+    file's path, size and time of change. So a second call reads no text, and changed files are
+    prepared into a new folder.
     """
-    config = options_from(TextConfig, kwargs, options)
-    tokenizer = _load_tokenizer(tokenizer, config)
-    sources = filter(None, [source, config.validation_source])
+    _, _, *parameters = inspect.signature(prepare).parameters.values()  # not source and folder
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    options = defaults | options | {"progress": progress}
+    tokenizer = options["tokenizer"]
+    if isinstance(tokenizer, str | Path):
+        options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
+    names = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
     key = {
         "version": VERSION,
         "split": _SPLIT_VERSION,
-        "manifest": joined_sha256(*map(source_manifest, sources)),
+        "manifest": data_manifest(source, options["validation_source"]),
         "tokenizer": tokenizer
         and [
             tokenizer.fingerprint,
             tokenizer.end_of_text_token,
             sorted(tokenizer.companion_files.items()),
         ],
-        "vocab_size": config.vocab_size if tokenizer is None else None,
-        "validation_fraction": config.validation_fraction,
-        "max_bytes": config.max_bytes or None,
-        "text_field": config.text_field,
-        "seed": 0,
-        "keep_overlap": config.keep_overlap,
+        **{name: options[name] for name in names},
     }
     stem = Path(single_sources(source)[0]).stem
     label = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "text"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    folder = root / "data" / f"{label}-{json_digest(key)}"
-    if is_prepared(folder):
-        return PreparedData.open(folder)
-    return prepare(source, folder, tokenizer=tokenizer, progress=progress, options=config)
+    return prepare(source, root / "data" / f"{label}-{json_digest(key)}", **options)
 
 
 def load_data(
@@ -192,21 +222,22 @@ def load_data(
     progress: Progress | None = None,
     *,
     tokenizer: Tokenizer | None = None,
+    imports: bool = False,
 ) -> Data:
     """Return the data that a configuration's source names: a task, a mixture, a prepared folder, or
     text, which is prepared into the cache if necessary.
 
     With a `tokenizer`, text is prepared with it, and the source is not read as a task, which has
-    its own.
+    its own. `imports` allows importing a task's module; set it only for a source the user wrote.
     """
     source = config.source
-    task = task_of(source) if tokenizer is None else None
+    task = task_of(source, imports=imports) if tokenizer is None else None
     if task is not None:
         return TaskData(task)
     return (
         load_mixture(config, source, progress, tokenizer=tokenizer)
         or open_prepared(source)
-        or prepare_data(source, tokenizer=tokenizer, progress=progress, options=config)
+        or prepare_data(source, progress=progress, **preparation_options(config, tokenizer))
     )
 
 
@@ -252,9 +283,9 @@ def load_mixture(
                 f"{name}, {data.folder}, was prepared with another tokenizer than the rest of the "
                 "mixture: prepare it with the same (--tokenizer)"
             )
+    options = preparation_options(config, tokenizer)
     parts = [
-        prepared.get(domain.name)
-        or prepare_data(domain.source, tokenizer=tokenizer, progress=progress, options=config)
+        prepared.get(domain.name) or prepare_data(domain.source, progress=progress, **options)
         for domain in domains
     ]
     return MixedData(source, domains, parts, tokenizer)
@@ -292,7 +323,10 @@ def _shared_tokenizer(
             for number, domain in enumerate(domains):
                 scratch = building / "scratch" / str(number)
                 scratch.mkdir(parents=True)
-                spool = _store_documents(domain.source, scratch / "source", config, progress)
+                spool = _store_documents(
+                    domain.source, scratch / "source", config.max_bytes or None, config.text_field,
+                    progress,
+                )  # fmt: skip
                 fraction = config.validation_fraction
                 # With the seed by which `prepare` will split the domain.
                 split = split_by_hash(spool, fraction=fraction, seed=0, scratch=scratch / "parts")
@@ -305,12 +339,28 @@ def _shared_tokenizer(
     return Tokenizer.load(folder)
 
 
+def data_manifest(
+    source: str | Sequence[str], validation_source: str | Sequence[str] | None
+) -> str:
+    """Return a hash of both sources' files, by path, size and time (see `source_manifest`)."""
+    sources = [source] if validation_source is None else [source, validation_source]
+    return joined_sha256(*map(source_manifest, sources))
+
+
 def _load_tokenizer(
-    tokenizer: Tokenizer | str | Path | None, config: TextConfig
+    tokenizer: Tokenizer | str | Path | None, vocab_size: int | None
 ) -> Tokenizer | None:
-    """Return the given tokenizer or the one that `config` names, loaded; None to train one."""
-    chosen = tokenizer or config.tokenizer or None
-    return Tokenizer.load(chosen) if isinstance(chosen, str | Path) else chosen
+    """Return the given tokenizer, loaded where it is a path; None to train one of `vocab_size`.
+
+    Raises:
+        WakefulError: both are given, or neither.
+    """
+    if (tokenizer is None) == (vocab_size is None):
+        raise WakefulError(
+            "pass either tokenizer, one to use, or vocab_size, the size of one to train: "
+            + ("neither was given" if tokenizer is None else "both were given")
+        )
+    return Tokenizer.load(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
 
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
@@ -339,11 +389,15 @@ def _report_bytes(
 
 
 def _store_documents(
-    source: str | Sequence[str], path: Path, config: TextConfig, progress: Progress
+    source: str | Sequence[str],
+    path: Path,
+    max_bytes: int | None,
+    text_field: str,
+    progress: Progress,
 ) -> Spool:
-    """Read the documents of a source, up to `config.max_bytes` of text, into a spool at `path`."""
-    spool, max_bytes = Spool(path), config.max_bytes or None
-    documents = read_documents(source, text_field=config.text_field)
+    """Read the documents of a source, up to `max_bytes` of text, into a spool file at `path`."""
+    spool = Spool(path)
+    documents = read_documents(source, text_field=text_field)
     spool.fill(_report_bytes(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
     if not len(spool):  # an empty source was refused when it was read
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")

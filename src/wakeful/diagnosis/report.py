@@ -159,7 +159,9 @@ def _draw_curve(
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
     y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)
     tooltip = ["model:N", "layer:Q", "kind:N", charts.tip("value", ",.4~g", title=title)]
-    chart = charts.draw_lines(frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip)
+    chart = charts.draw_lines(
+        frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
+    )
     return charts.wide(chart, 150)
 
 

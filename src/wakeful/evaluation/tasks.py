@@ -52,10 +52,11 @@ def choices_task(examples: Sequence[MultipleChoice]) -> Task:
     )
 
 
-def named_tasks(tasks: Sequence[str]) -> TaskSet:
+def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
     """Return lm-eval's tasks of these names, TASK or TASK@SHOTS, with the parts of groups.
 
-    A name without @ leaves the number of few-shot examples to the task.
+    `shots` is the number of few-shot examples for names without @; 0 leaves it to each task. A task
+    that is defined without examples gets none, as with lm-eval's own command.
 
     Raises:
         WakefulError: a task does not exist or its data cannot be fetched, one task is named with
@@ -67,7 +68,7 @@ def named_tasks(tasks: Sequence[str]) -> TaskSet:
     groups: dict[str, Group] = {}
     named: set[str] = set()
     for task_name in tasks:
-        name, shots = with_shots(task_name)
+        name, task_shots = with_shots(task_name)
         if name not in task_names:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -82,15 +83,19 @@ def named_tasks(tasks: Sequence[str]) -> TaskSet:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
+        num_shots = task_shots
+        if task_shots is None and shots:
+            num_shots = shots
         for title, task in loaded["tasks"].items():  # several of a group
             task.set_fewshot_seed(_SEED)
             has_no_shots = task.get_config("num_fewshot") == 0
-            if shots and has_no_shots:
+            if task_shots and has_no_shots:
                 raise WakefulError(
-                    f"task {title} is defined without few-shot examples; name it without @{shots}"
+                    f"task {title} is defined without few-shot examples; "
+                    f"name it without @{task_shots}"
                 )
-            if shots is not None and not has_no_shots:
-                task.set_config(key="num_fewshot", value=shots)
+            if num_shots is not None and not has_no_shots:
+                task.set_config(key="num_fewshot", value=num_shots)
             if title in tasks_by_name and _shots(tasks_by_name[title]) != _shots(task):
                 raise WakefulError(
                     f"task {title} is asked for with {_shots(tasks_by_name[title])} and with "

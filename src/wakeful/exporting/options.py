@@ -1,16 +1,11 @@
 """Options of `export`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from wakeful.config.options import Hint, How, What
+from wakeful.config.options import How, What
 from wakeful.config.reading import StoredDtype
 from wakeful.config.rules import Forbids
-
-LLAMA_CPP = Hint(
-    "llama.cpp makes other types, such as q4_k_m, of an f16 file: llama-quantize MODEL.gguf "
-    "SMALLER.gguf q4_k_m"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +14,7 @@ class ExportOptions:
 
     dtype: How[StoredDtype] = "auto"
     """Type of the weights written to a folder. auto: as they are stored, a run's in float32."""
-    gguf: Annotated[How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]], LLAMA_CPP] = "auto"
+    gguf: How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]] = "auto"
     """Type of the matrices in a file NAME.gguf. auto: f16. llama.cpp makes other types of it."""
     step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""

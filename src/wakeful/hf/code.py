@@ -50,11 +50,6 @@ def external_object(name, *, imports):
     return _external_objects().get(name)
 
 
-def module_files(names):
-    """Return no files of modules: the model's parts are in this folder."""
-    return {{}}
-
-
 def register_external_class(kind):
     """Do nothing: the classes of this model are listed in this file."""
 

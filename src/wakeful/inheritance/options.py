@@ -7,14 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from wakeful.config.options import How, HowMuch, Overrides, What, Where
 from wakeful.config.reading import Bos, FigureOptions
 from wakeful.config.rules import AtLeast, Excludes, Forbids, Needs, Within
-from wakeful.config.schema import (
-    BridgeConfig,
-    DataConfig,
-    HealConfig,
-    OptimizerConfig,
-    SampleConfig,
-    TrainConfig,
-)
+from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, TrainConfig
 from wakeful.config.tables import merge_tables, nest_value, to_table
 from wakeful.errors import WakefulError
 
@@ -161,7 +154,6 @@ class InheritOptions(FigureOptions):
             keep_checkpoints=1,
         )
     )  # fmt: skip
-    sample: SampleConfig = field(default_factory=lambda: SampleConfig(num_tokens=32))
 
     short_names: ClassVar[Mapping[str, str]] = SHORT_NAMES
     expand = staticmethod(expand_table)

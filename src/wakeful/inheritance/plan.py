@@ -19,7 +19,7 @@ from wakeful.training import mean_loss
 
 _SHARED_FIELDS = (
     "copy", "route", "normalizer", "grow", "until", "seeds", "bridge", "heal",
-    "optimizer", "sample",
+    "optimizer",
 )  # fmt: skip
 """Fields of a recipe that are options too."""
 _EVALUATIONS = 5

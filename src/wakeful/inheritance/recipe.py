@@ -15,7 +15,6 @@ from wakeful.config.schema import (
     DistillConfig,
     HealConfig,
     OptimizerConfig,
-    SampleConfig,
     TrainConfig,
 )
 from wakeful.config.tables import from_table, read_table
@@ -60,7 +59,6 @@ class Recipe:
     warmup: float = 0.0
     """Share of each run's steps for warmup; 0: optimizer.warmup_steps."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
 
     def check(self, num_layers: int) -> None:
         """Raise `WakefulError` if the recipe cannot be carried out on a reference of `num_layers`
@@ -137,7 +135,6 @@ class Recipe:
             data=dataclasses.replace(self.data, first_batch=offset),
             optimizer=dataclasses.replace(self.optimizer, warmup_steps=warmup),
             train=dataclasses.replace(self.train, steps=steps, distill=objective),
-            sample=self.sample,
         )
 
 

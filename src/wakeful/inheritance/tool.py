@@ -53,7 +53,7 @@ from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training import choose_own_device, mean_loss
-from wakeful.variants import build, external_module_files
+from wakeful.variants import build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,7 @@ def inherit(
         _check_processes(options, world)
         if reference is None:
             out = Path(options.resume)
-            with Run.open(out).naming_modules():
-                job = _reopen(out, display, world)
+            job = _reopen(out, display, world)
         else:
             name = Path(source_name(reference)).name.removesuffix(".gguf")
             out = Path(options.out or f"runs/inherit-{name}")
@@ -132,9 +131,11 @@ def inherit(
                 world.meet()  # while the first plans
                 job = _reopen(out, display, world)
         figures = options.figures or job.plan.wishes.figures
-        with job.run.naming_modules():
-            job.carry_out(display, world, figures)
-    return Inheritance(job.run.path, job.run.path / "report.html")
+        job.carry_out(display, world, figures)
+    result = Inheritance(job.run.path, job.run.path / "report.html")
+    if world.first:
+        result.save_results((), figures)
+    return result
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,7 @@ class _Request:
             for warning in planning.budget_warnings(recipe, windows):
                 show.note(f"warning: {warning}")
         device = choose_device(self.options.train.device)
-        modules = external_module_files(to_table(recipe))
-        fields = {"reference": source_name(self.source), "name": self.out.name, "modules": modules}
+        fields = {"reference": source_name(self.source), "name": self.out.name}
         with Run.create(self.out, "inherit", fields) as new:
             new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
             new.write_json("environment.json", environment(device, self.world.size))

@@ -41,13 +41,6 @@ class Normalizer(Variant, nn.Module, ABC):
             return f"{self} makes other weights of the same logits"
         return f"{self} takes a share from every weight"
 
-    @property
-    def note(self) -> str:
-        """Warning about speed and memory; "" if there is none."""
-        if self.fused:
-            return ""
-        return f"{self} runs at reference speed: every head's L × S matrix is made"
-
     def log_sink(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "*queries heads"] | None:
         """Return s for each head, (H,), or for each of the queries too, (B, L, H).
 

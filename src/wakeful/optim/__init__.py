@@ -4,14 +4,7 @@ from wakeful.optim.axes import RotationPlan
 from wakeful.optim.build import build_optimizer, decay_groups, warmup_cosine
 from wakeful.optim.muon import MuonAdamW
 from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.rotations.base import (
-    Haar,
-    Identity,
-    LearnedRotation,
-    Rotation,
-    SignedPermutation,
-    rotation_of,
-)
+from wakeful.optim.rotations.base import Haar, Identity, LearnedRotation, Rotation, rotation_of
 from wakeful.optim.rotations.block_diagonal import BlockDiagonal
 from wakeful.optim.rotations.eigenbasis import Eigenbasis
 from wakeful.optim.rotations.hadamard import Hadamard
@@ -27,7 +20,6 @@ __all__ = [
     "OrthoAdam",
     "Rotation",
     "RotationPlan",
-    "SignedPermutation",
     "build_optimizer",
     "decay_groups",
     "rotation_of",

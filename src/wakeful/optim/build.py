@@ -12,8 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.rates import Rate, check_rates
-from wakeful.optim.saved import BUILT, options_of_group, to_json
-from wakeful.optim.schedule_free import switch
+from wakeful.optim.saved import state_to_json
 from wakeful.variants import build_call
 from wakeful.variants.families import role_outside_layers
 from wakeful.variants.roles import role_of
@@ -24,16 +23,13 @@ if TYPE_CHECKING:
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
-def decay_groups(
-    named_parameters: NamedParameters, *, weight_decay: float, decay_embeddings: bool = True
-) -> list[dict[str, Any]]:
+def decay_groups(named_parameters: NamedParameters, *, weight_decay: float) -> list[dict[str, Any]]:
     """Return two parameter groups for any torch optimizer, of (name, parameter) pairs: parameters
     that decay, then the others.
 
     Tensors with two or more dimensions decay by `weight_decay`, unless their module declares that
-    they do not; others have weight decay 0, and so have embeddings (tokens and positions; a tied
-    head with them) if `decay_embeddings` is False. An empty group is left out. Frozen parameters
-    stay in: without a gradient they never move.
+    they do not; others have weight decay 0. An empty group is left out. Frozen parameters stay in:
+    without a gradient they never move.
 
     Raises:
         WakefulError: there is no parameter, or one parameter comes twice.
@@ -49,11 +45,7 @@ def decay_groups(
             )
         names[id(parameter)] = name
         role = role_of(parameter) or role_outside_layers(name)
-        decays = parameter.dim() >= 2
-        if role is not None and not role.decays:
-            decays = False
-        if role is not None and role.embedding and not decay_embeddings:
-            decays = False
+        decays = parameter.dim() >= 2 and (role is None or role.decays)
         (decayed if decays else not_decayed).append((name, parameter))
     if not names:
         raise WakefulError("there is no parameter to optimize")
@@ -73,7 +65,6 @@ def build_optimizer(
     named_parameters: NamedParameters,
     *,
     weight_decay: float = 0.1,
-    decay_embeddings: bool = True,
     **options: Any,
 ) -> torch.optim.Optimizer:
     """Return an optimizer over `decay_groups` of the parameters.
@@ -107,9 +98,7 @@ def build_optimizer(
             "0 / 0"
         )
     check_rates({"weight_decay": weight_decay, "lr": all_options.get("lr")})
-    groups = decay_groups(
-        named_parameters, weight_decay=weight_decay, decay_embeddings=decay_embeddings
-    )
+    groups = decay_groups(named_parameters, weight_decay=weight_decay)
     try:
         result = build(groups, **options)
     except WakefulError:
@@ -126,12 +115,12 @@ def build_optimizer(
 def configure_optimizer(
     config: "OptimizerConfig", named_parameters: NamedParameters, *, seed: int
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that a configuration describes, in training mode.
+    """Return the optimizer that a configuration describes.
 
     The configuration's fields are passed as the options of the same names that the optimizer has,
     unless its default has another form than the field, such as three betas: such an option is left
-    to the expression. Each group keeps what it was made with, for checkpoints, and the ratio of its
-    learning rate to `lr`, which every schedule keeps.
+    to the expression. Each group keeps the ratio of its learning rate to `lr`, which every schedule
+    keeps.
     """
     build = optimizer_of(config.name)  # refuses what a file names and nobody has admitted
     fields = {
@@ -139,7 +128,6 @@ def configure_optimizer(
         "eps": config.eps,
         "rotation": config.rotation,
         "seed": seed,
-        "check_finite": False,  # the loop reads the gradient's norm itself
     }
     accepted = inspect.signature(build.func).parameters
     options: dict[str, Any] = {}
@@ -154,8 +142,6 @@ def configure_optimizer(
     for group in optimizer.param_groups:
         if config.lr and "lr" in group:
             group.setdefault("lr_scale", float(group["lr"]) / config.lr)
-        group[BUILT] = options_of_group(group)
-    switch(optimizer, train=True)  # schedule-free optimizers begin in neither mode
     return optimizer
 
 
@@ -163,8 +149,9 @@ def check_step(config: "OptimizerConfig") -> None:
     """Try an optimizer of another package on small weights: take one step and pack its state.
 
     Raises:
-        WakefulError: the optimizer needs a closure or gradients that training does not give, or its
-            state is of a kind that no checkpoint holds.
+        WakefulError: the optimizer needs a closure or gradients that training does not give, it
+            evaluates other weights than it trains, or its state is of a kind that no checkpoint
+            holds.
     """
     if optimizer_of(config.name).func in BUILDERS.values():  # the named ones are known to train
         return
@@ -175,8 +162,10 @@ def check_step(config: "OptimizerConfig") -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = configure_optimizer(config, weights.items(), seed=0)
+            if hasattr(optimizer, "train"):
+                raise WakefulError("it evaluates other weights than it trains")
             optimizer.step()
-        to_json(optimizer.state_dict()["state"], "state", {})
+        state_to_json(optimizer.state_dict(), {})
     except Exception as error:  # of another package, which may raise anything
         raise WakefulError(f"optimizer.name = {config.name!r} cannot train: {error}") from error
 

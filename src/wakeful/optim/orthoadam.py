@@ -11,7 +11,6 @@ with m̂ = m̄ / (1 − β₁ᵗ), v̂ = v̄ / (1 − β₂ᵗ) and weight decay
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -33,7 +32,6 @@ from wakeful.optim.axes import (
 from wakeful.optim.rates import Rate, check_rates
 from wakeful.optim.recipe import RotatedParameter, RotationRecipe
 from wakeful.optim.rotations.base import LearnedRotation, Rotation, rotation_of
-from wakeful.optim.sharding import full_tensor
 from wakeful.optim.step import ParameterStep, take_step
 from wakeful.parts.orthoadam import moment_dtype
 
@@ -67,11 +65,8 @@ class OrthoAdam(torch.optim.Optimizer):
             too, where a role or a family says that it does not count tokens or positions.
         module: the model that groups are of: names parameters that have none, and its layers'
             widths tell axes that names do not.
-        share: one Q for all weights of a width, for memory; by default each weight has its own.
         kernel: how a step is computed (see `wakeful.optim.step`): "chunked", "foreach", or "auto",
             which is "foreach" on an accelerator and "chunked" elsewhere.
-        check_finite: whether a step refuses a gradient that holds NaN or an infinite value, and
-            waits for an accelerator to know. Without, it spoils weights as torch's optimizers do.
 
     Moments are float32, float64 for float64 parameters. bfloat16 and float16 parameters are
     updated in float32 and rounded once a step. Rotations are products in the moments' dtype at
@@ -80,9 +75,8 @@ class OrthoAdam(torch.optim.Optimizer):
 
     Raises:
         WakefulError: a value is out of range; a parameter is complex, or is not the module's;
-            `axes` do not fit; rotations are too large for memory; in `step` a gradient is sparse,
-            NaN or infinite; in `load_state_dict` names, shapes, seeds or rotations differ. Nothing
-            has changed then.
+            `axes` do not fit; in `step` a gradient is sparse, or rotations find no memory; in
+            `load_state_dict` names, seeds or rotations differ. Nothing has changed then.
     """
 
     def __init__(
@@ -98,23 +92,20 @@ class OrthoAdam(torch.optim.Optimizer):
         axes: Axes | None = None,
         sides: str = "residual",
         module: nn.Module | None = None,
-        share: bool = False,
         kernel: str = "auto",
-        check_finite: bool = True,
     ) -> None:
         """Decide which axes of which parameters are rotated; see the class."""
         if sides not in {"residual", "both"}:
             raise WakefulError(f"sides={sides!r} is not 'residual' or 'both'")
         if kernel not in KERNELS:
             raise WakefulError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
-        self._recipe = RotationRecipe(rotation_of(rotation), seed, share)
+        self._recipe = RotationRecipe(rotation_of(rotation), seed)
         self._axes = axes
         if isinstance(params, nn.Module):
             module, params = params, params.named_parameters()
         self._module = module
         self._both_sides = sides == "both"
         self._kernel = kernel
-        self._check_finite = check_finite
         self._rotated: dict[Tensor, RotatedParameter] = {}
         # The base class adds the groups one by one; axes are decided when all names are known.
         self._constructed = False
@@ -124,7 +115,7 @@ class OrthoAdam(torch.optim.Optimizer):
         self._constructed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        private = ("_recipe", "_both_sides", "_kernel", "_check_finite", "_rotated", "_constructed")
+        private = ("_recipe", "_both_sides", "_kernel", "_rotated", "_constructed")
         kept = {key: getattr(self, key) for key in private}
         # Axes are decided: the choice, maybe a function, and the model need not be kept.
         return {**super().__getstate__(), **kept, "_axes": None, "_module": None}
@@ -159,8 +150,8 @@ class OrthoAdam(torch.optim.Optimizer):
         groups, for checkpoints. A warning names matrices whose axis is a guess.
 
         Raises:
-            WakefulError: two parameters have one name, a choice of axes does not fit, or the
-                rotations are too large for memory or need a whole parameter that is sharded.
+            WakefulError: two parameters have one name, a choice of axes does not fit, or a rotation
+                needs a whole parameter that is sharded.
         """
         parameters = {entry.name: parameter for parameter, entry in self._rotated.items()}
         if len(parameters) < len(self._rotated):
@@ -177,11 +168,6 @@ class OrthoAdam(torch.optim.Optimizer):
                     raise WakefulError(
                         f"{entry.name} is sharded; {self._recipe.rotation} takes whole parameters"
                     )
-        # A frozen parameter has no step, and its rotations are never made.
-        trained = [parameter for parameter in new_parameters if parameter.requires_grad]
-        self._recipe.check_memory(
-            (parameter, self._rotated[parameter].axes) for parameter in trained
-        )
         entries = [self._rotated[parameter] for parameter in new_parameters]
         assumed = [entry.name for entry in entries if entry.why == ASSUMED]
         if assumed:
@@ -229,8 +215,8 @@ class OrthoAdam(torch.optim.Optimizer):
         """Take one step; return the closure's loss, if there is a closure.
 
         Raises:
-            WakefulError: a gradient is sparse, NaN or infinite, or rotations find no memory; no
-                weight has changed then.
+            WakefulError: a gradient is sparse, or rotations find no memory; no weight has changed
+                then.
         """
         loss = None
         if closure is not None:
@@ -240,48 +226,23 @@ class OrthoAdam(torch.optim.Optimizer):
             (group, [parameter for parameter in group["params"] if parameter.grad is not None])
             for group in self.param_groups
         ]
-        self._refuse_bad_gradients([p for _, parameters in active for p in parameters])
         # All are prepared before any is moved: what is refused changes nothing.
         jobs = [[self._prepare(p, group) for p in parameters] for group, parameters in active]
         for group_jobs in jobs:
             take_step(group_jobs, self._kernel)
         return loss
 
-    def _refuse_bad_gradients(self, parameters: list[Tensor]) -> None:
-        """Raise `WakefulError` for a gradient that is sparse or, if entries are checked, holds NaN
-        or an infinite value.
-        """
-        alike: dict[Any, list[Tensor]] = {}  # parameters whose norms are taken together
-        for parameter in parameters:
-            grad = cast(Tensor, parameter.grad)
-            if grad.layout != torch.strided:
-                raise WakefulError(
-                    f"the gradient of {self._rotated[parameter].name} is sparse; OrthoAdam takes "
-                    "dense gradients (nn.Embedding(sparse=False))"
-                )
-            mesh = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
-            alike.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
-        if not self._check_finite:
-            return
-        for group in alike.values():
-            norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in group]))
-            if full_tensor(norms).isfinite().all():
-                continue
-            # A norm may overflow where all entries are finite: look at these.
-            for parameter in group:
-                grad = full_tensor(cast(Tensor, parameter.grad))
-                if not grad.isfinite().all():
-                    values = "NaN" if grad.isnan().any() else "an infinite value"
-                    raise WakefulError(
-                        f"the gradient of {self._rotated[parameter].name} holds {values}; the step "
-                        "was refused and nothing changed"
-                    )
-
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> ParameterStep:
         """Create what is missing of one parameter's rotations and state; return its step, not yet
         taken.
         """
-        rotated, state = self._rotated[parameter], self.state[parameter]
+        rotated = self._rotated[parameter]
+        if cast(Tensor, parameter.grad).layout != torch.strided:
+            raise WakefulError(
+                f"the gradient of {rotated.name} is sparse; OrthoAdam takes dense gradients "
+                "(nn.Embedding(sparse=False))"
+            )
+        state = self.state[parameter]
         made_for = (parameter.device, moment_dtype(parameter))
         if rotated.rotations is None or rotated.made_for != made_for:
             rotated.rotations = self._recipe.make_all(rotated, parameter)
@@ -298,13 +259,13 @@ class OrthoAdam(torch.optim.Optimizer):
         return ParameterStep(parameter, rotated, state, group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load moments saved by an OrthoAdam with the same names, shapes, seed and rotation.
+        """Load moments saved by an OrthoAdam with the same names, seed and rotation.
 
         Moments keep their precision even for bfloat16 parameters. Parameters without names are
-        matched by order, as in torch's optimizers: only different shapes are noticed.
+        matched by order, as in torch's optimizers.
 
         Raises:
-            WakefulError: groups, names, shapes, seeds or rotations differ. Nothing has changed.
+            WakefulError: groups, names, seeds or rotations differ. Nothing has changed.
         """
         saved_groups = state_dict["param_groups"]
         current = [(group["params"], group["rotations"]) for group in self.param_groups]
@@ -325,7 +286,6 @@ class OrthoAdam(torch.optim.Optimizer):
                         f"{_describe_rotations(own_rotations)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
-                self._check_state(states[parameter], parameter)
             self._check_names(saved.get("param_names"), parameters)
         super().load_state_dict(state_dict)
         for group, (_, rotations) in zip(self.param_groups, current, strict=True):
@@ -355,28 +315,6 @@ class OrthoAdam(torch.optim.Optimizer):
             name = self._rotated[parameter].name
             if plain_name(saved_name) != plain_name(name):
                 raise WakefulError(f"the state has {saved_name} where this optimizer has {name}")
-
-    def _check_state(self, state: Mapping[str, Any], parameter: Tensor) -> None:
-        """Raise `WakefulError` if the step, a moment or a learned rotation is missing in a
-        parameter's state, or has a wrong shape. An empty state, before the first step, is right.
-        """
-        if not state:
-            return
-        rotated = self._rotated[parameter]
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("exp_avg", "exp_avg_sq"), rotated.shape)
-        if self._recipe.learns:
-            # Rotations are made afresh only to learn the shapes that a state must have.
-            fresh = replace(rotated, rotations=self._recipe.make_all(rotated, parameter))
-            shapes |= {key: tuple(tensor.shape) for key, tensor in fresh.learned().items()}
-        for key in ("step", *shapes):
-            if key not in state:
-                raise WakefulError(f"the state of {rotated.name} has no {key}")
-        for key, shape in shapes.items():
-            if state[key].shape != shape:
-                raise WakefulError(
-                    f"{key} of {rotated.name} has shape {tuple(state[key].shape)} in the state, "
-                    f"and must have {shape}"
-                )
 
 
 def _with_names(params: Any, module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,8 +1,9 @@
-"""An optimizer's state in files: tensors by name, other values as JSON; checks of its entries."""
+"""An optimizer's state in files: tensors by name, other values as JSON."""
 
+import contextlib
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,48 +12,42 @@ from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
 
-_ADAM = {"step", "exp_avg", "exp_avg_sq"}
-_NEEDED: Mapping[str, set[str]] = {
-    "AdamW": _ADAM, "OrthoAdam": _ADAM, "MuonAdamW": set(),
-}  # fmt: skip
-"""The names that a parameter's state must have, for each optimizer class."""
-_OURS = ("torch", "wakeful")
-"""The packages of these classes; one of another package may have the same name."""
-BUILT = "built"
-"""The entry of a group of parameters that says what it was made with."""
-CHANGING = frozenset({"params", "lr", "initial_lr", "rotations", "step", BUILT})
-"""Entries of a group that are state, or that the optimizer itself compares."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def missing_state(kind: type, state: Mapping[str, object]) -> list[str] | None:
-    """Return the names that a parameter's state lacks for the optimizer class `kind`, sorted.
+def state_to_json(state_dict: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return an optimizer's `state_dict()` in a form that JSON can hold, its tensors put into
+    `tensors`, by names such as "state.3.exp_avg".
 
-    None for a class whose state is not known here.
+    An option of a group that no file can hold, such as a dtype, is left out: the constructor gives
+    it again.
+
+    Raises:
+        WakefulError: the state holds something else than tensors, numbers and strings.
     """
-    if kind.__name__ not in _NEEDED or not keeps_options(kind):
-        return None
-    needed = _NEEDED[kind.__name__]
-    # Muon's parameters have a momentum buffer; the others are AdamW's.
-    if kind.__name__ == "MuonAdamW" and "momentum_buffer" not in state:
-        needed = _ADAM
-    return sorted(needed - state.keys())
+    groups: list[dict[str, Any]] = []
+    for number, group in enumerate(state_dict["param_groups"]):
+        groups.append({})
+        for key, value in group.items():
+            with contextlib.suppress(WakefulError):
+                groups[-1][key] = to_json(value, f"groups.{number}.{key}", tensors)
+    packed = {
+        key: to_json(value, key, tensors)
+        for key, value in state_dict.items()
+        if key != "param_groups"
+    }
+    return {**packed, "param_groups": groups}
 
 
-def keeps_options(kind: type) -> bool:
-    """Return True for classes of torch and wakeful, whose steps do not change a group's options."""
-    return kind.__module__.split(".")[0] in _OURS
-
-
-def to_json(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool = False) -> Any:
+def to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value, of lists and dictionaries to any depth, in a form that JSON can hold.
 
     Tensors in it are put into `tensors`, by names that begin with `name`; the order that their
     dimensions have in memory, on which the last bit of a product depends, is kept. Tuples become
-    lists. With `option`, a value of any other type is replaced by a description of it.
+    lists.
 
     Raises:
-        WakefulError: without `option`, it holds something else than tensors, numbers and strings.
+        WakefulError: it holds something else than tensors, numbers and strings.
     """
     if isinstance(value, Tensor):
         if name in tensors:
@@ -60,18 +55,15 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool =
         tensors[name] = value.detach()
         return {"tensor": name, "order": _memory_order(value)}
     if isinstance(value, list | tuple):
-        return [to_json(e, f"{name}.{n}", tensors, option=option) for n, e in enumerate(value)]
+        return [to_json(e, f"{name}.{n}", tensors) for n, e in enumerate(value)]
     if isinstance(value, dict) and all(type(key) in _PLAIN for key in value):
-        items = {k: to_json(e, f"{name}.{k}", tensors, option=option) for k, e in value.items()}
+        items = {k: to_json(e, f"{name}.{k}", tensors) for k, e in value.items()}
         # The keys of a JSON object are strings: others are kept in a list of pairs.
         return items if all(type(key) is str for key in value) else {"items": [*items.items()]}
     if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
         return {"float": str(value)}
     if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
         return value
-    if option:
-        detail = f" {value}" if isinstance(value, torch.dtype | enum.Enum) else ""
-        return {"fixed": type(value).__name__ + detail}
     raise WakefulError(
         f"{name} of its state is of the type {type(value).__name__}, and a checkpoint holds "
         "tensors, numbers, strings, lists and dictionaries"
@@ -107,29 +99,3 @@ def _memory_order(tensor: Tensor) -> list[int]:
         return []
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
     return order if tensor.permute(order).is_contiguous() else []
-
-
-def options_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's options as JSON, to compare them with a later run's."""
-    return {
-        key: to_json(value, key, {}, option=True)
-        for key, value in group.items()
-        if key not in CHANGING
-    }
-
-
-def restore_type(loaded: Any, stored: Any) -> Any:
-    """Return `loaded`, a value of an optimizer's state after `load_state_dict`, in the form that it
-    had when `stored`.
-
-    torch casts every tensor to its parameter's dtype, and splits strings into characters.
-    """
-    if isinstance(loaded, Tensor) and isinstance(stored, Tensor):
-        return loaded if loaded.dtype == stored.dtype else stored.to(loaded.device)
-    if type(loaded) is not type(stored) or isinstance(loaded, Tensor):
-        return loaded  # the optimizer itself gave it another form
-    if isinstance(stored, list) and len(loaded) == len(stored):
-        return [restore_type(*pair) for pair in zip(loaded, stored, strict=True)]
-    if isinstance(stored, dict) and loaded.keys() == stored.keys():
-        return {key: restore_type(loaded[key], stored[key]) for key in stored}
-    return stored

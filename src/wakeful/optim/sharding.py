@@ -48,6 +48,11 @@ def local_part(tensor: Tensor, layout: TensorPlacements) -> Tensor:
     return tensor
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor as it lies; a tensor that is not sharded itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def write_back(parameter: Tensor, part: Tensor, layout: TensorPlacements) -> None:
     """Write a part computed in `layout` into the parameter.
 

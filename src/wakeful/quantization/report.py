@@ -189,7 +189,7 @@ def _draw_block_errors(damage: Damage) -> charts.Drawing:
     y = _log_axis("relative error of layers", "~p")
     lines = charts.draw_lines(
         frame, "scheme", [*damage.schemes], charts.LAYERS, y,
-        ["scheme:N", "layer:Q", _ERROR_TOOLTIP], points=True,
+        ["scheme:N", "layer:Q", _ERROR_TOOLTIP], points=True, outliers=True,
     )  # fmt: skip
     return charts.wide(lines, 240)
 

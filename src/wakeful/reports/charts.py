@@ -1,10 +1,12 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
 import copy
+import csv
+import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,11 +38,21 @@ SHAPES = (
 _NEAREST = "the point nearest to the pointer"
 _PLACES = 100
 """Places of a line that the pointer finds, at least; more would be slow to draw."""
+_LETTER, _SYMBOL = 8, 40
+"""Pixels that a letter of a legend takes, and a symbol with its margins."""
+_COLUMNS = 4
+"""Names of a legend side by side, at most."""
 _TITLE = 8
 """Pixels that a letter of a title takes, margins included."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 _UNDRAWABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_PROPERTIES = frozenset({
+    "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__",
+    "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString",
+    "toString", "valueOf",
+})  # fmt: skip
+"""Of every object of JavaScript."""
 
 
 def colors(names: Sized) -> list[str]:
@@ -149,13 +161,14 @@ def nearest_points(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
 def draw_lines(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
     tooltip: Tips, *, at: str = "layer", legend: alt.Legend | None = None,
-    points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (),
+    points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (), outliers: bool = False,
 ) -> Drawing:  # fmt: skip
     """Draw a line over the column `at` for each name in `by`, distinguished by color and dash.
 
     A band spans the columns low and high where the frame has them. Without `legend` the page's own
     legend switches names on and off; with it a click on a name fades the others. Lines of one name
-    with different values of `detail` are not connected. `under` is drawn first.
+    with different values of `detail` are not connected. `under` is drawn first; with `outliers` the
+    points far above the rest of their line are labelled (see `line_outliers`).
     """
     frame = round_digits(frame, 5)
     selection = alt.selection_point(fields=[by], bind="legend")
@@ -195,9 +208,29 @@ def draw_lines(
     ]
     if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
         layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=visibility))
+    if outliers and not (named := line_outliers(frame, by, at)).is_empty():
+        label = alt.Chart(named).mark_text(dy=-9, fontSize=11).encode(
+            x=x, y=y, color=color_without_legend, opacity=visibility, text="label:N"
+        )  # fmt: skip
+        layers.append(label)
     if legend is None:
         return switchable(*layers)
     return alt.layer(*layers).resolve_legend(color="independent", strokeDash="independent")
+
+
+def line_outliers(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
+    """Return at most two outliers of each line, the largest first, and a `label`, say "layer 3".
+
+    `by` is the column of the lines' names, `at` that of their horizontal axis. An outlier is more
+    than twice the line's median, and its logarithm more than eight median absolute deviations above
+    the line's median logarithm.
+    """
+    log = pl.col("value").log()
+    above = log - log.median().over(by)
+    spread = above.abs().median().over(by)
+    rows = frame.filter(pl.col("value") > 0).filter((above > 8 * spread) & (above > math.log(2)))
+    rows = rows.sort("value", descending=True).group_by(by, maintain_order=True).head(2)
+    return rows.with_columns(label=pl.format("{} {}", pl.lit(at), pl.col(at)))
 
 
 def scatter(
@@ -261,21 +294,58 @@ def wide(chart: Drawing, height: int) -> Drawing:
 
 
 def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
-    """Write a chart, under a title, as .svg, .png or .pdf; no browser is needed."""
+    """Write a chart, under a title, as .svg, .png or .pdf, or its rows as .csv; no browser is
+    needed.
+    """
     path = Path(path)
     spec = standalone_spec(specification(chart), title=title)
     if (suffix := path.suffix.lower()) not in _WRITERS:
-        raise WakefulError(f"charts are written as .svg, .png or .pdf, not {suffix!r}")
+        raise WakefulError(f"charts are written as .svg, .png, .pdf or .csv, not {suffix!r}")
     content = _WRITERS[suffix](spec)
     with replace_atomically(path) as temporary:
         temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
+def chart_csv(spec: dict[str, Any]) -> str:
+    """Return the rows that a specification draws as CSV, without duplicates.
+
+    A table of one column draws a reference line, and is left out beside others. Text that a
+    spreadsheet would take for a formula gets an apostrophe before it, as on the page.
+    """
+    tables = [rows for rows in spec["datasets"].values() if rows]
+    wide_tables = [rows for rows in tables if len(rows[0]) > 1]
+    rows = [row for table in wide_tables or tables for row in table]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [[row.get(name) for name in names] for row in rows]
+    unique_lines = {tuple(map(_cell_text, cells)): cells for cells in lines}
+    return csv_text([names, *unique_lines.values()])
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV, in which no text is a spreadsheet's formula."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(map(_cell_text, row) for row in rows)
+    return written.getvalue()
+
+
+def _cell_text(value: Any) -> str:
+    """Return a value as a cell of CSV; text that begins like a spreadsheet's formula gets an
+    apostrophe before it.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else str(value)
+
+
 _WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
     ".svg": vl_convert.vegalite_to_svg,
     ".png": partial(vl_convert.vegalite_to_png, scale=2),
     ".pdf": vl_convert.vegalite_to_pdf,
+    ".csv": chart_csv,
 }
 
 
@@ -308,6 +378,7 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
     What only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
+    spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
     chosen = _first_choice(spec)
     if title or chosen:  # without a title the choice stands in its place
         text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
@@ -360,6 +431,27 @@ def add_legends(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
+def name_width(spec: dict[str, Any]) -> int:
+    """Return the pixels that the longest name in a legend takes, its symbol included."""
+    return _LETTER * _longest_legend_name(spec) + _SYMBOL
+
+
+def _longest_legend_name(part: Any) -> int:
+    """Return the number of letters of the longest name in any legend of a specification or of a
+    part of one; 0 without legends.
+    """
+    if isinstance(part, list):
+        return max(map(_longest_legend_name, part), default=0)
+    if not isinstance(part, dict):
+        return 0
+    hides_legend = "legend" in part and part["legend"] is None
+    scale = None if hides_legend else part.get("scale")
+    names = scale.get("domain") if isinstance(scale, dict) else None
+    lengths = [len(name) for name in names or () if isinstance(name, str)]
+    inside = [_longest_legend_name(child) for key, child in part.items() if key != "datasets"]
+    return max([*lengths, *inside], default=0)
+
+
 def _first_choice(spec: dict[str, Any]) -> str:
     """Return the label of the choice that a chart's drop-down list has at first; "" for no list."""
     for parameter in spec.get("params", ()):
@@ -396,7 +488,7 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "rule": {"color": faint},
         "legend": {
             "labelColor": ink, "titleColor": ink, "orient": "top", "title": None,
-            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": 2,
+            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": _COLUMNS,
             "labelLimit": 300, "titleLimit": 300,
         },
         "text": {"color": ink, "font": _FONT, "fontSize": 12},
@@ -411,7 +503,8 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
 def drawable(text: str) -> str:
     """Return a name that charts can draw, whatever a user chose.
 
-    Characters that XML forbids end vl-convert's process. Vega cannot draw U+2028 and U+2029.
+    Characters that XML forbids end vl-convert's process. Vega cannot draw names of JavaScript's
+    built-in properties ("constructor"), nor U+2028 and U+2029.
     """
 
     def replacement(match: re.Match[str]) -> str:
@@ -419,7 +512,8 @@ def drawable(text: str) -> str:
         character = match[0]
         return chr(0x2400 + ord(character)) if character < " " else "\ufffd"
 
-    return _UNDRAWABLE.sub(replacement, text)
+    text = _UNDRAWABLE.sub(replacement, text)
+    return f"{text} " if text in _PROPERTIES else text  # a space makes it another name
 
 
 def _drawable_values(value: Any) -> Any:

@@ -37,6 +37,13 @@ class BulletList:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Words and addresses."""
+
+    links: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Facts:
     """Terms with their descriptions."""
 
@@ -167,7 +174,7 @@ class Fold:
 
 
 Part = (
-    Text | BulletList | Facts | Table | Chart | SideBySide | Group | Legend | Findings
+    Text | BulletList | Links | Facts | Table | Chart | SideBySide | Group | Legend | Findings
     | Fold
 )  # fmt: skip
 

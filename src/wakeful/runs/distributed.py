@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ SILENCE = timedelta(minutes=10)
 """Time after which a collective counts the other processes as lost."""
 _WORK_OF_ONE = timedelta(days=2)
 """Time that processes wait for work that one of them does for all."""
-_PATIENCE = 5.0
-"""Seconds that a process waits for the others without a word."""
 _BETWEEN_LOOKS = 0.5
 """Seconds at most between two looks at whether such work is done."""
 _LET_IT_SPEAK = 2.0
@@ -43,14 +40,13 @@ _DEAD_PEER = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "N
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them: `rank` of `size`, `local_rank` of `local_size`
-    on its machine.
+    """The processes of a run, seen from one of them: `rank` of `size`, and `local_rank` on its
+    machine.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    local_size: int = 1
     store: dist.Store | None = None
 
     @property
@@ -259,41 +255,17 @@ def _init_world() -> World:
     rank, size = started_as()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        with _message_on_waiting(rank, size):
-            store, rank, size = next(dist.rendezvous("env://", timeout=SILENCE))
-            dist.init_process_group(
-                backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
-                timeout=SILENCE,
-            )  # fmt: skip
+        store, rank, size = next(dist.rendezvous("env://", timeout=SILENCE))
+        group_store = dist.PrefixStore("group", store)
+        dist.init_process_group(
+            backend, store=group_store, rank=rank, world_size=size, timeout=SILENCE
+        )
     except (ValueError, RuntimeError) as error:
         line = str(error).splitlines()[0]
         raise WakefulError(
             f"process {rank} of {size} could not join the others: {line}; start them with torchrun"
         ) from error
-    local_rank, local_size = (
-        int(os.environ.get(name, default))
-        for name, default in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size))
-    )
-    return World(rank, size, local_rank, local_size, store)
-
-
-@contextlib.contextmanager
-def _message_on_waiting(rank: int, size: int) -> Iterator[None]:
-    """Print, if the context takes more than a few seconds, which address this process waits at: it
-    may be wrong, or another process may not have been started.
-    """
-    address = ":".join(os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    line = (
-        f"process {rank} of {size} waits for the others at {address}, up to "
-        f"{SILENCE.total_seconds() / 60:.0f} minutes"
-    )
-    timer = threading.Timer(_PATIENCE, lambda: print(line, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), store)
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:

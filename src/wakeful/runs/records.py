@@ -121,17 +121,6 @@ class AtTheEnd(ValidationLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A prompt and what the model wrote after it."""
-
-    prompt: str
-    text: str
-    temperature: float
-    top_k: int
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """summary.json: the figures of a finished run."""
 
@@ -148,7 +137,6 @@ class RunSummary:
     quantization: Mapping[str, Mapping[str, float | None]]
     bytes: Mapping[str, int]
     """Of weights and optimizer, and on a GPU the peak of all."""
-    samples: tuple[Sample, ...]
     data: DataFacts
 
 

@@ -21,11 +21,11 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 import torch
@@ -39,7 +39,6 @@ from wakeful.errors import WakefulError, did_you_mean_path, first_line
 from wakeful.guard import wrap_errors
 from wakeful.paged import Paged, release_pages, to_plain_tensor
 from wakeful.paths import temporary_path_beside
-from wakeful.variants.discovery import suggest_files
 from wakeful.version import __version__
 
 try:
@@ -66,8 +65,6 @@ _LARGEST_LOSS = 1e100
 """Nats per token; the squares of larger losses are not finite."""
 _CUT_OFF = re.compile(r"\d+ requested and \d+ written")
 """numpy's only word of a disk that is full."""
-_MOST_ROWS = 2**24
-"""Of a table; a small file can announce any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +87,6 @@ class Header:
     seeds: tuple[int, ...] = ()
     layouts: tuple[str, ...] = ()
     """The names of layouts that add to the report."""
-    folder: str = ""
-    """The working folder that training began in, from which relative paths lead."""
-    modules: Mapping[str, str] = field(default_factory=dict)
-    """The files of the user's modules that its configuration names, by the modules' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +133,14 @@ class Run:
         """Create a run directory that the context fills; it appears at `path` when it succeeds.
 
         `fields` are further entries of run.json, which is written last: a folder without it is no
-        run. An existing path is refused, but for an empty folder, which is filled in place.
+        run. An existing path is refused, but for an empty folder, which it replaces.
         """
         final = cls(path)
         final.refuse_existing(kind)
-        via_temporary = not final.path.is_dir()
-        part = temporary_path_beside(final.path)
-        run = cls(part if via_temporary else path)
+        run = cls(temporary_path_beside(final.path))
         try:
             with disk_errors(final.path):
-                run.path.mkdir(parents=True, exist_ok=True)
+                run.path.mkdir(parents=True)
                 yield run
             now = datetime.now(UTC).isoformat(timespec="seconds")
             run.write_json(
@@ -157,17 +148,11 @@ class Run:
                 {"format": RUN_FORMAT, "kind": kind, "created": now, "status": "running",
                  "wakeful": __version__, **fields},
             )  # fmt: skip
-            if via_temporary:
-                final.refuse_existing(kind)  # another process may have been faster
-                with disk_errors(final.path):
-                    part.rename(final.path)
-        except BaseException:
-            if not via_temporary:
-                _empty_folder(run.path)
-            raise
+            final.refuse_existing(kind)  # another process may have been faster
+            with disk_errors(final.path):
+                run.path.rename(final.path)
         finally:
-            if via_temporary:
-                shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(run.path, ignore_errors=True)
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
@@ -217,10 +202,6 @@ class Run:
         """The configuration the run was made with."""
         self.check_kind("train", "holds no trained model")
         return config_from_table(read_table(self.path / "config.toml"))
-
-    def naming_modules(self) -> contextlib.AbstractContextManager[None]:
-        """Inside the context, let the refusal to import a module say which files the run needs."""
-        return suggest_files(self.path, self.header.modules)
 
     @property
     def checkpoints(self) -> Path:
@@ -399,19 +380,14 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
     """Return these columns of a parquet file, cast to their types; `optional` ones may be missing.
 
     Raises:
-        WakefulError: the file is missing, damaged or too long, lacks a column, or cannot be cast.
+        WakefulError: the file is missing or damaged, lacks a column, or cannot be cast.
     """
     if not path.is_file():
         raise WakefulError(f"{path} is missing: is the run finished?")
     import pyarrow.parquet  # noqa: PLC0415 - not every command reads a table
 
     with wrap_errors(f"{path} cannot be read"), pyarrow.parquet.ParquetFile(path) as table:
-        num_rows, schema = table.metadata.num_rows, table.schema_arrow
-        if num_rows > _MOST_ROWS:
-            raise WakefulError(
-                f"{path} cannot be read: it has {num_rows:,} rows, and at most {_MOST_ROWS:,} are "
-                "read"
-            )
+        schema = table.schema_arrow
         present = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
         columns = {**columns, **present}
         for name in columns:
@@ -554,14 +530,6 @@ def lock_file(path: Path, message: str) -> Iterator[None]:
         yield
 
 
-def await_release(file: IO[str]) -> None:
-    """Wait until no process holds the lock of `lock_file` on a file; then keep others from taking
-    it until this process ends or closes the file.
-    """
-    assert fcntl is not None
-    fcntl.flock(file, fcntl.LOCK_SH)
-
-
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Raise `WakefulError` in place of the operating system's errors on writing `path`."""
@@ -580,31 +548,9 @@ def disk_errors(path: Path) -> Iterator[None]:
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
-                f"free some space and {_retry_advice(path)}"
+                "free some space, then resume or give the command again"
             ) from error
         raise WakefulError(f"{path} cannot be written: {os.strerror(number)}") from error
-
-
-def _retry_advice(path: Path) -> str:
-    """Return what to do after a write to `path` has failed: "resume" if the file belongs to a run
-    that can be resumed, otherwise "give the command again".
-    """
-    for parent in path.absolute().parents:
-        if (parent / "run.json").is_file():
-            with contextlib.suppress(WakefulError):
-                if Run(parent).header.kind in RESUMED:
-                    return "resume"
-            break
-    return "give the command again"
-
-
-def _empty_folder(folder: Path) -> None:
-    """Remove everything in a folder, of symbolic links only the link."""
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 def _parse_metrics_row(line: bytes) -> dict[str, Any] | None:

@@ -29,8 +29,8 @@ LONG_SECONDS = 30.0
 class Display:
     """Progress of a verb; this base class shows nothing."""
 
-    def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
-        """Announce `total` training steps, `done` of them finished; `loss` is the loss's name."""
+    def begin(self, done: int, total: int, description: str) -> None:
+        """Announce `total` training steps, `done` of them finished."""
 
     def step(
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
@@ -67,11 +67,10 @@ class ProgressBars(Display):
     """A progress bar for each kind of work, with its figures and the time left."""
 
     def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._name, self._loss = progress, name, "loss"
+        self._progress, self._name = progress, name
         self._tasks: dict[str, TaskID] = {}
 
-    def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
-        self._loss = loss
+    def begin(self, done: int, total: int, description: str) -> None:
         self.note(f"{self._name}: {description}")
         self._update_bar(self._name, done, total, f"{done}/{total}")
 
@@ -79,7 +78,7 @@ class ProgressBars(Display):
         self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
         """Move the bar of training to a finished step, with its loss and speed."""
-        text = f"{done}/{total}  {self._loss} {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
+        text = f"{done}/{total}  loss {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
         text += _format_mfu(mfu)
         self._update_bar(self._name, done, total, text)
 
@@ -106,12 +105,11 @@ class ProgressLines(Display):
     """Progress as a printed line every few seconds, for logs."""
 
     def __init__(self, console: Console, name: str) -> None:
-        self._console, self._name, self._loss = console, name, "loss"
+        self._console, self._name = console, name
         self._last_line_time: dict[str, float] = {}
         self._starts: dict[str, tuple[float, int]] = {}  # by name: time, and units already done
 
-    def begin(self, done: int, total: int, description: str, loss: str = "loss") -> None:
-        self._loss = loss
+    def begin(self, done: int, total: int, description: str) -> None:
         self._starts[self._name] = (time.monotonic(), done)
         self.note(f"{self._name}: {description}")
 
@@ -122,7 +120,7 @@ class ProgressLines(Display):
         if self._is_line_due(self._name, done, total):
             time_left = self._time_left(self._name, done, total)
             self.note(
-                f"{self._name}: step {done}/{total}  {self._loss} {loss:.3f}  "
+                f"{self._name}: step {done}/{total}  loss {loss:.3f}  "
                 f"{tokens_per_second:,.0f} tokens/s{_format_mfu(mfu)}{time_left}"
             )
 

@@ -13,11 +13,6 @@ from wakeful.reports.value import Chart
 from wakeful.training import tables
 from wakeful.training.compared import ComparedRuns
 
-_MEASURES = (
-    ("parameters", "parameters_ratio"),
-    ("KV cache a token", "cache_ratio"),
-    ("tokens a second", "speed_ratio"),
-)
 METRIC_TITLES = {
     "bos_mass_other": "attention on BOS, no copy due",
     "bos_mass_trigger": "attention on BOS at triggers",
@@ -35,12 +30,12 @@ def drawn_variants(comparison: ComparedRuns) -> list[str]:
     """Return the variants to draw over steps: all, or the baseline and those of the lowest loss
     where there are too many for one chart.
     """
-    if len(comparison.with_curves) <= _MOST_CURVES:
-        return list(comparison.with_curves)
+    if len(comparison.variants) <= _MOST_CURVES:
+        return list(comparison.variants)
     gaps = {name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
     paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
     best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
-    return [name for name in comparison.with_curves if name in {comparison.baseline, *best}]
+    return [name for name in comparison.variants if name in {comparison.baseline, *best}]
 
 
 def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
@@ -124,41 +119,6 @@ def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:
         frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
         under=[charts.line_at("x", 0.0, "zero")],
     )  # fmt: skip
-
-
-def cost_charts(comparison: ComparedRuns) -> list[Chart]:
-    """Draw parameters, cache and speed as ratios to the baseline's, a chart each."""
-    table = tables.summary_table(comparison)
-    if len(table) == 1:
-        return []
-    return [
-        Chart(f"Ratios to {comparison.baseline}: {title}",
-              partial(_draw_cost, comparison, table, title, column), title)
-        for title, column in _MEASURES
-    ]  # fmt: skip
-
-
-def _draw_cost(
-    comparison: ComparedRuns, table: pl.DataFrame, title: str, column: str
-) -> charts.Drawing:
-    """Draw a bar for each variant's ratio to the baseline."""
-    frame = charts.round_digits(table.select("variant", ratio=column).drop_nulls())
-    largest = max((1.0, *frame["ratio"]))
-    base = alt.Chart(frame).encode(
-        x=alt.X(
-            "ratio:Q",
-            title=f"ratio to {comparison.baseline}",
-            # Room for the figure behind the longest bar.
-            scale=alt.Scale(domain=[0, largest * 1.35], nice=False),
-            axis=alt.Axis(values=[0, 1], format="d"),
-        ),
-        y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
-        tooltip=charts.tips(["variant:N", charts.tip("ratio", ".3f", title=title)]),
-    )
-    bars = base.mark_bar().encode(color=_color(comparison))
-    figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))
-    chart = alt.layer(bars, figures)
-    return chart.properties(height=26 * len(frame), width="container")
 
 
 def _draw_curves(

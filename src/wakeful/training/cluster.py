@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,9 +18,10 @@ from typing import Any
 
 from wakeful.config.rules import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.data.tasks.base import task_of
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.distributed import set_signal_handler
-from wakeful.runs.run import await_release, disk_errors, is_done, lock_file, refuse_link
+from wakeful.runs.run import disk_errors, is_done, refuse_link
 from wakeful.terminal.display import Display
 from wakeful.training.loop import train_run
 from wakeful.training.setup import admit_parts
@@ -34,9 +34,6 @@ _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two checks of the jobs."""
 _SAVES = 60.0
 """Seconds in which a worker of this machine ends its step and saves it."""
-_LOGS = "jobs"
-_COMMAND = ".command"
-"""Lock file beside the logs' folders, held by a command while it distributes work."""
 _ENGINE = "SUBMITIT_EXECUTOR"
 """Environment variable by which submitit names a job's launcher."""
 THREADS = "OMP_NUM_THREADS"
@@ -133,25 +130,17 @@ def distribute_work(
 
     Logs go to a new folder below `folder`/jobs; all machines must see it and the rows' folders. It
     is new because submitit unpickles results from there, and a file from before might hold code.
-    Local workers end with this command, even if it is killed.
 
     Raises:
-        WakefulError: a row failed, its jobs kept ending before they saved a step, or another
-            command's workers hold the folder.
+        WakefulError: a row failed, or its jobs kept ending before they saved a step.
         Interrupted: SIGTERM arrived; the jobs are canceled.
     """
-    submitit, command = _import_submitit(), folder / _LOGS / _COMMAND
-    logs = command.with_name(secrets.token_hex(8))
+    submitit, logs = _import_submitit(), folder / "jobs" / secrets.token_hex(8)
     jobs = dict[int, tuple[Work, Any]]()
-    locked = (
-        f"another command distributes work in {folder}, or the workers of one that was killed are "
-        "saving their step: wait a minute, then give the command again"
-    )
-    refuse_link(command.parent)
-    refuse_link(command)
+    refuse_link(logs.parent)
     with disk_errors(logs):
-        command.parent.mkdir(parents=True, exist_ok=True)
-    with lock_file(command, locked), ExitStack() as cleanup:
+        logs.mkdir(parents=True)
+    with ExitStack() as cleanup:
         executor = _make_executor(submitit, cluster, logs)
         remaining = [row for row in rows if not row.done]
         queue = _Queue(remaining, logs, may_diverge, may_fail)
@@ -161,7 +150,7 @@ def distribute_work(
         while queue.waiting or jobs:
             for slot in range(cluster.workers):  # a slot also says which GPUs a local job has
                 if slot not in jobs and (row := queue.take()):
-                    jobs[slot] = row, _submit(executor, cluster, slot, row, command)
+                    jobs[slot] = row, _submit(executor, cluster, slot, row)
             for slot, (row, job) in list(jobs.items()):
                 if job.done():
                     del jobs[slot]
@@ -236,24 +225,6 @@ class _Queue:
         self.remaining.discard(row.label)
 
 
-def _end_with_command(lock_path: str) -> None:
-    """End this worker once the command that started it is gone: it holds the lock file at
-    `lock_path` while it lives.
-
-    A thread waits for that. SIGTERM makes the worker save its step and end, and SIGKILL ends it if
-    that takes too long.
-    """
-
-    def watch() -> None:
-        with Path(lock_path).open() as file:
-            await_release(file)  # now this process holds it: the next command sees that it lives
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(_SAVES)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def _checkpoints_of(folder: Path) -> set[str]:
     """Return the paths of the checkpoints; they change while a run continues."""
     return {path.as_posix() for path in folder.rglob("step-*")}
@@ -293,17 +264,14 @@ def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
     def work() -> None:
         config = config_from_table(table)
         admit_parts(config)
+        task_of(config.data.source, imports=True)
         train_run(config, folder, resume=(Path(folder) / "run.json").is_file())
 
     return job_result(work)
 
 
-def run_call(call: Call, lock_path: str = "") -> JobResult:
-    """Do a job's work; a worker of this machine ends with the command that holds the lock file at
-    `lock_path`.
-    """
-    if lock_path and os.environ.get(_ENGINE) == "local":
-        _end_with_command(lock_path)
+def run_call(call: Call) -> JobResult:
+    """Do a job's work."""
     function, *arguments = call
     return function(*arguments)
 
@@ -331,21 +299,18 @@ def _make_executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     return executor
 
 
-def _submit(executor: Any, cluster: Cluster, slot: int, row: Work, command: Path) -> Any:
-    """Submit a row's job and return it; a local one uses the GPUs of its slot.
-
-    `command` is the lock file that this command holds: local jobs end with it.
-    """
-    if cluster.engine == "local" and cluster.gpus:
-        gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
-        executor.update_parameters(visible_gpus=list(gpus))
+def _submit(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
+    """Submit a row's job and return it; a local one uses the GPUs of its slot."""
     if cluster.engine != "local":
         return executor.submit(run_call, row.call)
+    if cluster.gpus:
+        gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
+        executor.update_parameters(visible_gpus=list(gpus))
     # A process started now ignores a terminal's Ctrl-C: the command ends it in its own way.
     handler = set_signal_handler(signal.SIGINT, signal.SIG_IGN)
     try:
         with _divide_cores(cluster.workers):
-            return executor.submit(run_call, row.call, str(command))
+            return executor.submit(run_call, row.call)
     finally:
         set_signal_handler(signal.SIGINT, handler)
 

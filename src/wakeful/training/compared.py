@@ -14,28 +14,18 @@ from wakeful.config.schema import Config
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful.probes.base import block_outputs
 from wakeful.runs.records import DataFacts, RunSummary, ValidationRow, logged_rows
-from wakeful.runs.run import (
-    METRICS,
-    VALIDATION,
-    Environment,
-    Header,
-    Run,
-    is_done,
-    read_frame,
-    read_windows,
-)
+from wakeful.runs.run import METRICS, Environment, Header, Run, is_done, read_frame, read_windows
 
 _OF_ONE_VARIANT = frozenset({
     "name", "data.source", "data.tokenizer", "train.seed", "train.device", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.tensorboard", "train.wandb",
-    "train.trackio",
 })  # fmt: skip
 """Fields in which seeds of one variant may differ; of data and tokenizer the content counts."""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Files of a run; an unfinished one has no summary and no validation windows."""
+    """Files of a finished run."""
 
     path: Path
     variant: str
@@ -43,20 +33,13 @@ class TrainedRun:
     config: Config
     environment: Environment
     data: DataFacts
-    done: RunSummary | None
-    """None of a run under way."""
+    summary: RunSummary
     metrics: pl.DataFrame
     validation: pl.DataFrame
     """One row per validation window: window, loss (mean nats per token), tokens."""
     followed: pl.DataFrame
     """Figures over steps, `step`, `figure` and `value`: means over layers, and a task's excess
     loss; no rows where the configuration follows none."""
-
-    @property
-    def summary(self) -> RunSummary:
-        """The figures of a finished run."""
-        assert self.done is not None
-        return self.done
 
 
 Pairs = list[tuple[TrainedRun, TrainedRun]]
@@ -72,8 +55,6 @@ class ComparedRuns:
     runs: tuple[TrainedRun, ...]
     unfinished: tuple[str, ...]
     """Labels of the runs that are not in the tables."""
-    partial: tuple[TrainedRun, ...]
-    """Unfinished runs that have started: their logs are in the training curves."""
     layouts: tuple[str, ...] = ()
     """Layouts of its page, by their names (`reports.layouts`)."""
 
@@ -102,7 +83,6 @@ class ComparedRuns:
             self,
             names=tuple(name for name in self.names if name in included),
             runs=tuple(run for run in self.runs if run.variant in included),
-            partial=tuple(run for run in self.partial if run.variant in included),
             unfinished=tuple(  # labels such as "variant, seed 3"
                 label for label in self.unfinished if label.rpartition(", seed ")[0] not in dropped
             ),
@@ -125,19 +105,10 @@ class ComparedRuns:
                 f"{', '.join(self.variants)}{did_you_mean(name, self.variants)}"
             )
 
-    @property
-    def with_curves(self) -> tuple[str, ...]:
-        """Variants with a training curve."""
-        started = {*self.variants, *(run.variant for run in self.partial)}
-        return tuple(name for name in self.names if name in started)
-
     def of(self, variant: str) -> list[TrainedRun]:
         """Return a variant's finished runs by seed."""
-        return _by_seed(variant, self.runs)
-
-    def curves(self, variant: str) -> list[TrainedRun]:
-        """Return the runs to draw: the finished ones, or else those under way, by seed."""
-        return self.of(variant) or _by_seed(variant, self.partial)
+        runs = (run for run in self.runs if run.variant == variant)
+        return sorted(runs, key=lambda run: run.seed)
 
     def paired_over(self, variant: str) -> str:
         """Return the unit that a variant's figures are means over: "seeds" where two or more are
@@ -154,23 +125,10 @@ class ComparedRuns:
         """Every seed that some variant has finished."""
         return tuple(sorted({run.seed for run in self.runs}))
 
-    def missing(self, variant: str) -> list[int]:
-        """Return the seeds that another variant has finished and this one has not."""
-        finished_seeds = {run.seed for run in self.of(variant)}
-        return [seed for seed in self.seeds if seed not in finished_seeds]
-
-    def pairs(self, variant: str, runs: Sequence[TrainedRun] | None = None) -> Pairs:
-        """Return (run, finished baseline run) for each seed that both have.
-
-        `runs` are the variant's; by default its finished ones.
-        """
+    def pairs(self, variant: str) -> Pairs:
+        """Return (run, baseline run) for each seed that both have finished."""
         base = {run.seed: run for run in self.of(self.baseline)}
-        runs = self.of(variant) if runs is None else runs
-        return [(run, base[run.seed]) for run in runs if run.seed in base]
-
-
-def _by_seed(variant: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    return sorted((run for run in runs if run.variant == variant), key=lambda run: run.seed)
+        return [(run, base[run.seed]) for run in self.of(variant) if run.seed in base]
 
 
 def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "") -> ComparedRuns:
@@ -179,8 +137,8 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
     Differences are to the variant `baseline`; empty is the folder's own, or the first of several
     runs.
 
-    Unfinished runs are listed in `unfinished` and not in tables; those that have started are in
-    `partial`, for the training curves. The baseline must have finished.
+    Unfinished runs of a comparison are listed in `unfinished`; the baseline, and each of several
+    runs, must have finished.
 
     Raises:
         WakefulError: a run is damaged, or two cannot be compared: other text, another tokenizer,
@@ -192,23 +150,9 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
             comparison = _read_comparison(Path(source), header, baseline or header.baseline)
             return comparison.with_baseline(baseline) if baseline else comparison
         source = [source]
-    runs: list[TrainedRun] = []
-    partial: list[TrainedRun] = []
-    for path in source:
-        # The first run must have finished, whichever is the baseline: read_run raises otherwise.
-        done = not runs or is_done(Path(path))
-        (runs if done else partial).append(read_run(path, done=done))
-    named = _with_unique_names([*runs, *partial])  # in the same order
-    runs, partial = named[: len(runs)], named[len(runs) :]
-    comparison = _check_paired(
-        ComparedRuns(
-            Path(source[0]).name,
-            names=tuple(dict.fromkeys(run.variant for run in named)),
-            runs=tuple(runs),
-            unfinished=tuple(f"{run.variant}, seed {run.seed}" for run in partial),
-            partial=tuple(partial),
-        )
-    )
+    runs = _with_unique_names([read_run(path) for path in source])
+    names = tuple(dict.fromkeys(run.variant for run in runs))
+    comparison = _check_paired(ComparedRuns(Path(source[0]).name, names, tuple(runs), ()))
     return comparison.with_baseline(baseline) if baseline else comparison
 
 
@@ -266,17 +210,14 @@ def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
         if not 0 <= seed < 2**63:
             raise WakefulError(f"{path / 'run.json'}: seeds cannot hold {seed!r}")
     runs: list[TrainedRun] = []
-    partial: list[TrainedRun] = []
     unfinished: list[str] = []
     for variant, seed in itertools.product(header.variants, header.seeds):
         folder = path / variant / f"seed-{seed}"
         if is_done(folder):
             runs.append(read_run(folder, variant))
-            continue
-        unfinished.append(f"{variant}, seed {seed}")
-        if (folder / "data.json").is_file():
-            partial.append(read_run(folder, variant, done=False))
-    for run, first, fields in _differing_runs([*runs, *partial]):
+        else:
+            unfinished.append(f"{variant}, seed {seed}")
+    for run, first, fields in _differing_runs(runs):
         raise WakefulError(
             f"{run.path} and {first.path} are not seeds of one variant: they differ in {fields}; "
             "move one out of the comparison, and give wakeful report the paths of both"
@@ -292,9 +233,7 @@ def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
     names = (header.baseline, *(v for v in header.variants if v != header.baseline))
     return _check_paired(
         ComparedRuns(
-            header.name, names, tuple(runs), unfinished=tuple(unfinished),
-            partial=tuple(run for run in partial if not run.metrics.is_empty()),
-            layouts=tuple(header.layouts),
+            header.name, names, tuple(runs), tuple(unfinished), layouts=tuple(header.layouts)
         )
     )  # fmt: skip
 
@@ -303,29 +242,24 @@ def _is_folder_name(name: str) -> bool:
     return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
 
 
-def read_run(path: str | Path, variant: str = "", *, done: bool = True) -> TrainedRun:
-    """Read a finished training run, or without `done` an unfinished one, which has no summary.
+def read_run(path: str | Path, variant: str = "") -> TrainedRun:
+    """Read a finished training run.
 
     Raises:
         WakefulError: one of its files is missing, damaged or incomplete.
     """
     run = Run.open(path)
-    summary = run.read(RunSummary, "summary.json") if done else None
-    validation = pl.DataFrame(schema=VALIDATION)
-    if done:
-        validation = read_windows(run.path / "validation.parquet").sort("window")
-    config, table = run.config, run.path / "metrics.parquet"
-    metrics = read_frame(table, METRICS) if table.is_file() else run.logged(METRICS)
+    summary, config = run.read(RunSummary, "summary.json"), run.config
     return TrainedRun(
         path=run.path,
         variant=variant or config.name,
         seed=config.train.seed,
         config=config,
         environment=run.read(Environment, "environment.json"),
-        data=summary.data if summary else run.read(DataFacts, "data.json"),
-        done=summary,
-        metrics=metrics,
-        validation=validation,
+        data=summary.data,
+        summary=summary,
+        metrics=read_frame(run.path / "metrics.parquet", METRICS),
+        validation=read_windows(run.path / "validation.parquet").sort("window"),
         followed=_read_followed(run),
     )
 
@@ -353,7 +287,7 @@ def _read_followed(run: Run) -> pl.DataFrame:
 def _check_paired(comparison: ComparedRuns) -> ComparedRuns:
     """Return the comparison, or raise `WakefulError` if losses of its runs cannot be paired."""
     first = comparison.runs[0]
-    for run in (*comparison.runs[1:], *comparison.partial):
+    for run in comparison.runs[1:]:
         if difference := _unpaired_difference(run, first):
             raise WakefulError(
                 f"{run.path} and {first.path} cannot be compared: their {difference}"
@@ -370,6 +304,6 @@ def _unpaired_difference(run: TrainedRun, first: TrainedRun) -> str:
             return f"{key} differs; train both on the same data"
     windows = run.validation.select("window", "tokens")
     first_windows = first.validation.select("window", "tokens")
-    if run.done and not windows.equals(first_windows):
+    if not windows.equals(first_windows):
         return "validation windows differ (train.length must be the same)"
     return ""

@@ -1,9 +1,8 @@
-"""Optional copies of metrics.jsonl's rows: TensorBoard events, runs of W&B and of trackio."""
+"""Optional copies of metrics.jsonl's rows: TensorBoard events and runs of W&B."""
 
 import contextlib
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -37,12 +36,10 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
     """Yield a function that copies a row of metrics to the trackers of the configuration.
 
     `first` is the first step that this process logs. Rows that an interrupted run logged from there
-    on are dropped by TensorBoard; Weights & Biases keeps those and drops the new ones; trackio
-    keeps both.
+    on are dropped by TensorBoard; Weights & Biases keeps those and drops the new ones.
 
-    A resumed run continues the tracker's run: in Weights & Biases it has the run's name, in the
-    project $WANDB_PROJECT or "wakeful" ($WANDB_MODE=offline keeps it in the run directory); in
-    trackio its name ends with the run's identifier, in the project $TRACKIO_PROJECT or "wakeful".
+    A resumed run continues the tracker's run. In Weights & Biases it has the run's name, in the
+    project $WANDB_PROJECT or "wakeful" ($WANDB_MODE=offline keeps it in the run directory).
     """
     packages = check_packages(config) if enabled else {}
     with ExitStack() as stack:  # ends the trackers' sessions
@@ -82,7 +79,7 @@ def _log_to_wandb(
         session = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wakeful"),
             name=config.name,
-            id=_run_identifier(config, run),
+            id=hashlib.sha256(f"{run.header.created} {config.name}".encode()).hexdigest()[:16],
             resume="allow",
             dir=str(run.path),
             config=config_to_table(config),
@@ -100,45 +97,12 @@ def _log_to_wandb(
     return session.log
 
 
-def _log_to_trackio(
-    trackio: Any, config: Config, run: Run, first: int, stack: ExitStack
-) -> Callable[..., None]:
-    """Start a trackio session, or continue that of a resumed run, and return its `log`; `stack`
-    ends it.
-    """
-    # The package prints messages to stdout, which is for results.
-    with contextlib.redirect_stdout(sys.stderr):
-        session = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", "wakeful"),
-            name=f"{config.name}-{_run_identifier(config, run)}",
-            resume="allow",
-            config=config_to_table(config),
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-    @stack.callback
-    def end() -> None:
-        with contextlib.redirect_stdout(sys.stderr):
-            session.finish()
-
-    return session.log
-
-
 _PACKAGES: Mapping[str, tuple[str, Callable[..., Callable[..., None]]]] = {
     "tensorboard": ("torch.utils.tensorboard", _log_to_tensorboard),
     "wandb": ("wandb", _log_to_wandb),
-    "trackio": ("trackio", _log_to_trackio),
 }
 """By the name of the package: its module, and the function that starts a session and returns the
 function that logs to it."""
-
-
-def _run_identifier(config: Config, run: Run) -> str:
-    """Return 16 hexadecimal digits that identify a run and stay the same when it is resumed."""
-    origin = f"{run.header.created} {config.name} {config.train.seed}"
-    return hashlib.sha256(origin.encode()).hexdigest()[:16]
 
 
 def _scalars(row: Mapping[str, Any]) -> dict[str, float]:

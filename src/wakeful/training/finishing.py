@@ -1,10 +1,8 @@
-"""Measurements of a trained run: loss, figures, damage by quantization, bytes, samples."""
+"""Measurements of a trained run: loss, figures, damage by quantization, bytes."""
 
 import dataclasses
 import math
-import re
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from wakeful.data.order import ValidationWindows
 from wakeful.estimates import finite_or_none
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
-from wakeful.model.generate import generate_tokens
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.saved import to_json
 from wakeful.runs import checkpoint
@@ -22,7 +19,6 @@ from wakeful.runs.records import (
     AtTheEnd,
     Parameters,
     RunSummary,
-    Sample,
     StepRow,
     ValidationLoss,
     data_facts,
@@ -94,7 +90,7 @@ _LARGEST_EXPONENT = 700.0
 
 
 def finish_run(training: Training) -> None:
-    """Evaluate, continue the sample prompts and write the run's figures.
+    """Evaluate and write the run's figures.
 
     Every process calls it and evaluates; the rest is the first process's work, with the whole
     model.
@@ -126,7 +122,6 @@ def finish_run(training: Training) -> None:
         diagnosis=logged_diagnosis(run, steps),
         quantization=quantization_damage(config, decoder, training.windows),
         bytes=bytes_used,
-        samples=tuple(_sample_texts(training, decoder)),
         data=data_facts(training.data),
     )
     run.write_json("summary.json", summary)
@@ -141,49 +136,3 @@ def _whole_model(training: Training) -> Decoder:
     decoder.to(weight.dtype)
     checkpoint.load_model(checkpoint.newest_checkpoint(training.run.checkpoints), decoder)
     return decoder.to(weight.device)
-
-
-_NUM_PROMPTS = 3
-"""Number of default prompts, which are taken from validation windows."""
-_PROMPT_TOKENS = 8
-"""Tokens of a default prompt, before its last, incomplete word is cut off."""
-
-
-def _default_prompts(training: Training) -> list[str]:
-    """Return the first complete words of validation windows, spread over the text, as prompts."""
-    tokens, tokenizer = training.data.validation, training.data.tokenizer
-    window_length = min(training.config.train.length, tokens.num_tokens)
-    starts = tokens.spread_starts(_NUM_PROMPTS, window_length)
-    texts = [tokenizer.decode(row.tolist()) for row in tokens.read(starts, _PROMPT_TOKENS)]
-    # All up to the last space: what follows may be half a word. A text without spaces stays whole.
-    matches = (re.match(r"(.*\S)\s", text, re.DOTALL) for text in texts)
-    return [text if match is None else match[1] for text, match in zip(texts, matches, strict=True)]
-
-
-def _sample_texts(training: Training, decoder: Decoder) -> Iterator[Sample]:
-    """Yield a continuation of each prompt by the trained model.
-
-    It is empty for a prompt that is longer than the context.
-    """
-    config, data = training.config, training.data
-    settings, bos = config.sample, data.window_bos(config.data)
-    opening = [] if bos is None else [bos]
-    decoder.eval()
-    for prompt in settings.prompts or _default_prompts(training):
-        # A document begins with the end of the one before; an empty prompt begins one.
-        ids = [*opening, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
-        room = config.model.context - len(ids)
-        new = generate_tokens(
-            decoder,
-            ids if room >= 0 else [data.tokenizer.end_of_text],
-            num_tokens=max(min(settings.num_tokens, room), 0),
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            seed=settings.seed,
-            stop={data.tokenizer.end_of_text},
-        )
-        text = data.tokenizer.decode(list(new))
-        yield Sample(
-            prompt=prompt, text=text, temperature=settings.temperature, top_k=settings.top_k,
-            seed=settings.seed,
-        )  # fmt: skip

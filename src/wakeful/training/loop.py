@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import math
-import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,12 +17,11 @@ from wakeful.config.tables import to_table
 from wakeful.data.base import Data
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import estimate_seconds, peak_operations
+from wakeful.device import peak_operations
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import set_rate, warmup_cosine
-from wakeful.optim.schedule_free import evaluation_weights, switch
-from wakeful.optim.sharding import full_tensor
+from wakeful.optim.sharding import full_tensor, own_part
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.distributed import (
@@ -36,20 +34,16 @@ from wakeful.runs.distributed import (
 )
 from wakeful.runs.records import check_same_data, check_step_rows, data_facts
 from wakeful.runs.run import Run, SharedRun, environment
-from wakeful.runs.shards import local
-from wakeful.terminal.display import Display, format_duration
+from wakeful.terminal.display import Display
 from wakeful.training.deferred import Fault, PendingSteps, prefetch
 from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
-from wakeful.training.objective import loss_name
 from wakeful.training.parallel import choose_own_device
 from wakeful.training.setup import Training, admit_parts, check_parts, resolve_config
-from wakeful.training.size import operations_of
+from wakeful.training.size import count_multiplied, operations_of
 from wakeful.training.validation import optimal_loss, validate
 from wakeful.training.watching import record_diagnosis
-from wakeful.variants import external_module_files
 
-T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOG_EVERY = 10
 """Steps between readings of the loss on a GPU, which waits for each."""
@@ -92,9 +86,7 @@ def train_run(
     """
     with join_processes() as world:
         show = show if show and world.first else Display()
-        named = Run.open(path).naming_modules() if resume else contextlib.nullcontext()
-        with named:
-            return _train_in_world(config, path, resume, steps, initial, show, world)
+        return _train_in_world(config, path, resume, steps, initial, show, world)
 
 
 def _train_in_world(
@@ -116,19 +108,15 @@ def _train_in_world(
             admit_parts(config)
     device = choose_own_device(config.train.device, world)
     check_parts(config, world)
-    run_folder = Run.open(path).header.folder if resume else ""
-    data = world.leader_first(
-        lambda: _read_from(run_folder, lambda: load_data(config.data, show.stage))
-    )
+    imports = initial is None and not resume
+    data = world.leader_first(lambda: load_data(config.data, show.stage, imports=imports))
     world.check_same(  # waits for machines that prepare the text themselves
         to_table(data_facts(data).anywhere),
         "the processes read different data: give each machine the same files",
     )
     config = config if resume else _new_config(config, data, initial, show)
     initial_decoder = None if resume or initial is None else initial.decoder
-    training = _read_from(
-        run_folder, lambda: Training(config, data, device, world, initial=initial_decoder)
-    )
+    training = Training(config, data, device, world, initial=initial_decoder)
     training.show = show
     if config.train.diagnose.every:
         check_one_matrix(training.decoder, config.train.length)
@@ -161,7 +149,6 @@ def _train_in_world(
                 if first == 0 and settings.every and settings.heads:
                     record_diagnosis(training, 0)
                 _run_steps(training, progress)
-                switch(training.optimizer, train=False)
                 finish_run(training)
         _check_stopped(training)
     return run
@@ -170,9 +157,11 @@ def _train_in_world(
 def _new_config(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
     """Return a new run's configuration with every field resolved.
 
-    Notes on `show` tell of unused embedding rows and a shortened warmup.
+    Notes on `show` tell of the data's warning, unused embedding rows and a shortened warmup.
     """
     data.check_config(config.data)
+    if data.warning:
+        show.note(data.warning)
     warmup = config.optimizer.warmup_steps
     config = resolve_config(config, data, initial and initial.decoder.config)
     num_unused = config.model.vocab_size - data.vocab_size
@@ -187,16 +176,6 @@ def _new_config(config: Config, data: Data, initial: Initial | None, show: Displ
             f"over all of its {config.train.steps} steps"
         )
     return config
-
-
-def _read_from(folder: str, read: Callable[[], T]) -> T:
-    """Return `read()`, called in `folder`, where a run began, since its configuration has paths
-    relative to that. If the folder does not exist or reading fails there, read in the current one.
-    """
-    if folder and os.path.isdir(folder) and not os.path.samefile(folder, os.getcwd()):
-        with contextlib.suppress(WakefulError), contextlib.chdir(folder):
-            return read()
-    return read()
 
 
 def _resumed_config(run: Run, steps: int) -> Config:
@@ -223,7 +202,6 @@ def _create_run(training: Training, path: str | Path, initial: Initial | None) -
     """Write a new run directory, with a checkpoint of the initial weights if they were given."""
     config, data = training.config, training.data
     origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
-    origin |= {"modules": external_module_files(to_table(config)), "folder": os.getcwd()}
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", environment(training.device, training.world.size))
@@ -310,20 +288,19 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
         if fault is not None:
             raise _divergence_error(training, fault)
 
-        with evaluation_weights(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
-            if evaluates:
-                validate(training, step_count)
-            if diagnoses:
-                record_diagnosis(training, step_count)
+        if evaluates:
+            validate(training, step_count)
+        if diagnoses:
+            record_diagnosis(training, step_count)
         stop = _received_signal(training) if reads else ""
         if saves or stop:
-            bad = not all(local(parameter).isfinite().all() for parameter in parameters)
+            bad = not all(own_part(parameter).isfinite().all() for parameter in parameters)
             if world.sum(torch.tensor(int(bad))):
                 raise _divergence_error(training, Fault(step_count, "a weight is not finite"))
             saved_progress = checkpoint.RunProgress(step_count, pending.tokens, pending.seconds)
             checkpoint.save_checkpoint(
                 run.checkpoints, decoder, optimizer, saved_progress, keep=settings.keep_checkpoints,
-                world=world, full=last,
+                world=world,
             )  # fmt: skip
         if stop and not last:
             raise Interrupted(
@@ -379,26 +356,20 @@ def fastest_tokens(
     peak = peak_operations(torch.cuda.get_device_name(device))
     if peak is None or not all(weight.requires_grad for weight in decoder.parameters()):
         return None
-    return peak * world.size / operations_of(decoder.config, config.train.length)
+    operations = operations_of(decoder.config, count_multiplied(decoder), config.train.length)
+    return peak * world.size / operations
 
 
 def _announce_run(training: Training, first: int) -> None:
-    """Show the number of steps, the model's size and a rough duration."""
-    config, device = training.config, training.device
+    """Show the number of steps and the model's size."""
+    config = training.config
     remaining = config.train.steps - first
     tokens_per_step = config.train.batch_size * config.train.length
     size = training.decoder.num_parameters()["total"]
-    # A forward and a backward pass take about six operations a parameter and token.
-    operations = 6 * size * tokens_per_step * remaining / training.world.size
-    seconds = estimate_seconds(operations, device, getattr(torch, config.train.dtype))
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    unknown = f"; unknown device {gpu}: no MFU" if gpu and peak_operations(gpu) is None else ""
     training.show.begin(
         first,
         config.train.steps,
-        f"{remaining} steps of {tokens_per_step:,} tokens, {size / 1e6:,.2f}M parameters; very "
-        f"roughly {format_duration(seconds)} on this machine{unknown}",
-        loss=loss_name(config.train.distill),
+        f"{remaining} steps of {tokens_per_step:,} tokens, {size / 1e6:,.2f}M parameters",
     )
 
 

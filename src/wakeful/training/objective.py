@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wakeful.config.schema import Config, DistillConfig
+from wakeful.config.schema import Config
 from wakeful.data.order import number_documents
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
@@ -61,17 +61,6 @@ def make_loss(
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
-
-
-def loss_name(distill: DistillConfig) -> str:
-    """Return a short name of a step's loss: "loss" without a teacher, otherwise its parts, such as
-    "text + divergence to the teacher".
-    """
-    if not distill.teacher:
-        return "loss"
-    if distill.alpha == 0:
-        return "divergence to the teacher"
-    return "text + divergence to the teacher" if distill.alpha < 1 else "text"
 
 
 def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:

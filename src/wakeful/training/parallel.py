@@ -86,8 +86,6 @@ class DataParallel(Parallel):
 class FullyShard(Parallel):
     """A share of each weight, gradient and moment on each process (FSDP2; ZeRO stage 3).
 
-    The shares are as many as the processes, or, with several `machines`, as each machine has
-    processes: then every machine has the whole, and gradients are averaged between machines.
     A block's weights are gathered when it runs and let go after it, forward and backward. In mixed
     precision they travel as bfloat16 and gradients as float32; embeddings, head, final norm and
     the coefficients of routes stay float32, so the arithmetic is that of autocast on one process
@@ -103,19 +101,15 @@ class FullyShard(Parallel):
         *,
         device: torch.device,
         mixed: bool,
-        machines: int,
     ) -> None:
-        """Shard parameters, gradients and moments by FSDP2 over all processes, or, with several
-        `machines`, over those of each machine. With `mixed`, blocks compute in bfloat16.
+        """Shard parameters, gradients and moments by FSDP2 over all processes. With `mixed`, blocks
+        compute in bfloat16.
         """
         super().__init__(decoder, world)
         # What a block leaves for later ones is a view of its projection. The warning is about
         # writing to such a view in place, and later blocks only read it.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        shape = {"shares": world.size // machines}
-        if machines > 1:
-            shape = {"machines": machines, **shape}
-        mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+        mesh = init_device_mesh(device.type, (world.size,))
         full_precision = MixedPrecisionPolicy(cast_forward_inputs=False)
         block_policy = full_precision
         if mixed:
@@ -190,13 +184,7 @@ def distribute(config: Config, decoder: Decoder, device: torch.device, world: Wo
             block.compile()
     if config.train.parallel == "ddp":
         return DataParallel(decoder.to(device), world)
-    return FullyShard(
-        decoder,
-        world,
-        device=device,
-        mixed=config.train.dtype == "bfloat16",
-        machines=world.size // world.local_size if config.train.parallel == "hsdp" else 1,
-    )
+    return FullyShard(decoder, world, device=device, mixed=config.train.dtype == "bfloat16")
 
 
 def allow_recompiling(blocks: int) -> None:
@@ -227,11 +215,6 @@ def check_shares(config: Config, world: World) -> None:
             f"{size} processes has of train.batch_size = {batch}"
         )
     optimizer = config.optimizer
-    if config.train.parallel == "hsdp" and size % world.local_size:
-        raise WakefulError(
-            f'train.parallel = "hsdp" needs as many processes on each machine, and {size} are not '
-            f'that many times {world.local_size}; use "fsdp"'
-        )
     if size == 1 or config.train.parallel == "ddp":
         return
     if optimizer_of(optimizer.name).func is OrthoAdam and isinstance(
@@ -239,6 +222,5 @@ def check_shares(config: Config, world: World) -> None:
     ):
         raise WakefulError(
             f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
-            f'process has with train.parallel = "{config.train.parallel}"; use "ddp", or rotation '
-            '= "hadamard"'
+            'process has with train.parallel = "fsdp"; use "ddp", or rotation = "hadamard"'
         )

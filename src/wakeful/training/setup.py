@@ -12,6 +12,7 @@ from wakeful.data.base import Data
 from wakeful.data.preparing import Progress, load_data
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
+from wakeful.guard import lacks_memory
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.model.outside import check_outside
@@ -25,9 +26,6 @@ from wakeful.terminal.display import Display
 from wakeful.training.events import Write, check_packages
 from wakeful.training.objective import make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
-
-_TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
-"""Torch's messages, in errors of no special type, about a tensor larger than memory or numbers."""
 
 
 def admit_parts(config: Config) -> None:
@@ -81,7 +79,7 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     admit_parts(config)  # imports these modules
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)  # before the text is read, which may take long
-    data = load_data(config.data, progress)
+    data = load_data(config.data, progress, imports=True)
     data.check_config(config.data)
     config = resolve_config(config, data)
     check_parts(config)  # again, with the text's vocabulary
@@ -221,9 +219,7 @@ def _memory_errors() -> Iterator[None]:
         yield
     # TypeError and OverflowError: torch's for a size that is too large for its integers.
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-            sign in str(error) for sign in _TOO_LARGE
-        ):
+        if lacks_memory(error) or "overflow" in str(error).lower():
             raise WakefulError(
                 "the model does not fit into memory: lower model.width, model.mlp_width, "
                 "model.num_layers or the vocabulary"

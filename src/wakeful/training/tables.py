@@ -6,8 +6,6 @@ out of the means it would be in.
 """
 
 import math
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from wakeful.config.rows import flatten_config
 from wakeful.estimates import (
     Estimate,
     confidence_interval,
-    interval_half_width,
     mean_and_error,
     mean_paired_difference,
     perplexity,
@@ -120,9 +117,8 @@ def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFram
     """
     frames = [
         _relative_curve(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
-        for variant in comparison.with_curves
-        if variant != comparison.baseline
-        and (pairs := comparison.pairs(variant, comparison.curves(variant)))
+        for variant in comparison.variants
+        if variant != comparison.baseline and (pairs := comparison.pairs(variant))
     ]
     return pl.concat(frames) if frames else pl.DataFrame()
 
@@ -130,8 +126,8 @@ def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFram
 def training_loss(comparison: ComparedRuns, window: int) -> pl.DataFrame:
     """Return the smoothed training loss of each variant's first seed: variant, step, loss."""
     frames: list[pl.DataFrame] = []
-    for variant in comparison.with_curves:
-        rows = training_rows(comparison.curves(variant)[0])
+    for variant in comparison.variants:
+        rows = training_rows(comparison.of(variant)[0])
         curve = rows.select("step", loss=_smooth(rows["loss"], window))
         frames.append(_subsampled(curve).select(pl.lit(variant).alias("variant"), pl.all()))
     return pl.concat(frames)
@@ -201,8 +197,8 @@ def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
     keys = ("figure", "variant", "step")
     parts = [
         run.followed.with_columns(variant=pl.lit(variant))
-        for variant in comparison.with_curves
-        for run in comparison.curves(variant)
+        for variant in comparison.variants
+        for run in comparison.of(variant)
     ]
     values = pl.concat(parts).group_by(keys).agg("value", seeds=pl.len()).sort(keys)
     complete = values.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
@@ -211,71 +207,32 @@ def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
     )
 
 
-@dataclass(frozen=True)
-class Growth:
-    """A variant's attention on BOS before the first step and at the end, over seeds."""
-
-    variant: str
-    before: Estimate
-    after: Estimate
-    change: Estimate
-    seeds: int
-    outcome: str
-    """"grows", "shrinks" or "not resolved", by the 95% interval of the paired change."""
-
-
-def sink_growth(comparison: ComparedRuns) -> list[Growth]:
-    """Return the change of each variant's attention on BOS in training, where it was logged more
-    than once.
-    """
-    growth: list[Growth] = []
-    for variant in comparison.variants:
-        ends: list[tuple[float, float]] = []  # of each seed, at its first and last diagnosis
-        for run in comparison.of(variant):
-            mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
-            if len(mass) > 1:
-                ends.append((mass[0], mass[-1]))
-        if not ends:
-            continue
-        change = mean_and_error([after - before for before, after in ends])
-        outcome = "not resolved"
-        if abs(change[0]) > interval_half_width(change[1], len(ends)):
-            outcome = "grows" if change[0] > 0 else "shrinks"
-        before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
-        growth.append(Growth(variant, before, after, change, len(ends), outcome))
-    return growth
-
-
 def smoothing_window(comparison: ComparedRuns) -> int:
     """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
     steps = min(run.config.train.steps for run in comparison.runs)
     return max(1, min(100, steps // 10))
 
 
-def differing_fields(comparison: ComparedRuns) -> list[tuple[str, list[str]]]:
-    """Return each configuration field that differs between variants, with each variant's value as
-    text. Seeds, which every variant has alike, are left out.
+def differing_fields(comparison: ComparedRuns) -> list[tuple[str, str]]:
+    """Return (variant, configuration fields) as text: of the baseline all fields in which any
+    variant differs, of each other variant those in which it differs from the baseline.
+
+    Seeds, which every variant has alike, are left out; [] where nothing else differs.
     """
     runs = [comparison.of(variant)[0] for variant in comparison.variants]
-    tables = [flatten_config(run.config) for run in runs]
-    return [
-        (field, [_value_text(table[field]) for table in tables])
-        for field in tables[0]
-        if field != "train.seed" and any(table[field] != tables[0][field] for table in tables)
+    base, *others = [flatten_config(run.config) for run in runs]
+    changes = [
+        {key: value for key, value in other.items() if value != base[key] and key != "train.seed"}
+        for other in others
     ]
-
-
-def same_batches(comparison: ComparedRuns) -> bool:
-    """Return whether runs of one seed read the same tokens at the same step.
-
-    The order is a function of the seed, the tokens that training may read, the length, the batch
-    size, and where windows begin.
-    """
-    order = attrgetter(
-        "config.train.length", "config.train.batch_size", "data.train_tokens",
-        "config.data.first_batch", "config.data.max_tokens",
-    )  # fmt: skip
-    return len({order(run) for run in (*comparison.runs, *comparison.partial)}) == 1
+    keys = dict.fromkeys(key for changed in changes for key in changed)
+    if not keys:
+        return []
+    fields = [{key: base[key] for key in keys}, *changes]
+    return [
+        (run.variant, "; ".join(f"{key} = {_value_text(value)}" for key, value in table.items()))
+        for run, table in zip(runs, fields, strict=True)
+    ]
 
 
 def same_tokens(comparison: ComparedRuns) -> bool:

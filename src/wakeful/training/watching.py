@@ -15,11 +15,10 @@ from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.probes.attention import BosMass, Entropy, Sinks, Values
-from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
+from wakeful.probes.base import Frame, Probe, mean_over_layers
 from wakeful.probes.hidden import Outliers, Smoothing
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
-from wakeful.runs.distributed import World
 from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.parallel import Parallel
 from wakeful.training.setup import NO_AUTOCAST, Training
@@ -53,21 +52,6 @@ _AT_ONCE = 2**15
 """Most tokens of one pass that probes watch, for their memory."""
 
 
-class _Layers(Probe):
-    """A probe that sees only this process's share of the layers: every `size`-th from `rank`."""
-
-    def __init__(self, probe: Probe, world: World) -> None:
-        self.probe = probe
-        self.world = world
-
-    def see(self, event: Event) -> None:
-        if event.layer % self.world.size == self.world.rank:
-            self.probe.see(event)
-
-    def rows(self) -> Frame:
-        return self.probe.rows()
-
-
 @torch.no_grad()
 def diagnose_windows(
     model: Decoder | Parallel,
@@ -82,30 +66,25 @@ def diagnose_windows(
     whole windows of the validation set; return their rows, for each layer and head, by layer.
 
     Without `ranks`, the singular-value ranks, which take longer than all other figures, are left
-    out. Every process calls it, and watches its share of the layers.
+    out. Every process calls it, and measures the same.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
-    decoder, world = parallel.decoder, parallel.world
+    decoder = parallel.decoder
     device = decoder.head.weight.device
     sequences = torch.cat(whole_windows(windows, num_sequences))
     triggers = windows.token_file.is_trigger(sequences.numpy())
     bos = BosMass()
     rank_probes = [Ranks()] if ranks else []
     probes = Sinks(), bos, Entropy(), *rank_probes, Values(curve=1), Outliers(), Smoothing(), *more
-    layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
     batch_size = max(1, _AT_ONCE // sequences.shape[1])
-    with evaluating(decoder), autocast, layers as watcher:
+    with evaluating(decoder), autocast, watch(decoder, *probes) as watcher:
         for start in range(0, len(sequences), batch_size):
             part = slice(start, start + batch_size)
             # Where a task asks for a copy; text has no such places.
             bos.triggers = None if triggers is None else torch.from_numpy(triggers[part])
             parallel.call(decoder.hidden, sequences[part].to(device))
     parallel.settle()  # frees weights that the calls have gathered
-    rows = watcher.frame
-    all_rows = [tuple(row) for part in world.gather(rows.rows()) for row in part]
-    return pl.DataFrame(all_rows, schema=rows.schema, orient="row").sort(
-        "layer", maintain_order=True
-    )
+    return watcher.frame.sort("layer", maintain_order=True)
 
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:

@@ -19,7 +19,6 @@ from typing import Any, Literal, Union, dataclass_transform, get_args, get_origi
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful.variants.discovery import (
     external_object,
-    module_files,
     package_classes,
     qualified_name,
     register_external_class,
@@ -177,22 +176,6 @@ def expression_of(folder: str, part: Variant) -> str:
 def external_names(expression: str) -> list[str]:
     """Return every `module:Name` in an expression, outside of strings."""
     return [match[2] for match in _FOREIGN.finditer(expression) if match[2] is not None]
-
-
-def external_module_files(*values: object) -> dict[str, str]:
-    """Return, by module, the files of the imported modules that expressions name (`module:Name`);
-    the expressions are strings anywhere in `values`, which may be nested tables and lists.
-    """
-    return module_files(name for text in _iterate_strings(values) for name in external_names(text))
-
-
-def _iterate_strings(value: object) -> Iterator[str]:
-    """Yield every string in nested tables, lists and tuples."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _iterate_strings(item)
 
 
 class _ExpressionParser:

@@ -11,7 +11,7 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
@@ -25,23 +25,14 @@ may name; `--import` adds to it for one command."""
 class NotTrusted(WakefulError):
     """A file names a module outside the package that the user did not allow with `--import`."""
 
-    def __init__(self, name: str, folder: str = "", files: Mapping[str, str] | None = None) -> None:
-        """Build the message: a file in `folder` names the object `name` (`module:Name`).
-
-        `files` are the files of all modules that the folder names, by module, as it recorded them:
-        `--import` is suggested for those that are not allowed.
-        """
+    def __init__(self, name: str) -> None:
+        """Build the message: a file names the object `name` (`module:Name`)."""
         module = name.partition(":")[0]
-        files = files or {}
-        paths = {module: "", **files}  # a module without a recorded file is named itself
-        flags = [file or entry for entry, file in paths.items() if not consent_entry(entry)]
-        location = f" ({files[module]})" if files.get(module) else ""
         super().__init__(
-            f"{name}{location} is not part of wakeful, and no module is imported because "
-            f"{folder or 'a file'} names it; if you trust it, add --import {' '.join(flags)} (in "
-            f"Python: import {module} first, or set {CONSENT})"
+            f"{name} is not part of wakeful, and no module is imported because a file names it; if "
+            f"you trust it, add --import {module}, or its file's path (in Python: import {module} "
+            f"first, or set {CONSENT})"
         )
-        self.name = name
 
 
 _OUTSIDE: dict[str, object] = {}
@@ -127,32 +118,6 @@ def trust_modules(entries: Sequence[str]) -> Iterator[None]:
                 os.environ.pop(CONSENT)
             else:
                 os.environ[CONSENT] = previous
-
-
-@contextlib.contextmanager
-def suggest_files(folder: object, files: Mapping[str, str]) -> Iterator[None]:
-    """Inside the context, let the refusal to import a module suggest `--import` for all modules
-    that the run in `folder` needs, so that the user can allow them at once.
-
-    `files` has the Python file of each of these modules, by module, as the run recorded it.
-
-    Raises:
-        NotTrusted: with these files, in place of one that names a single module.
-    """
-    try:
-        yield
-    except NotTrusted as error:
-        raise NotTrusted(error.name, str(folder), files) from None
-
-
-def module_files(names: Iterable[str]) -> dict[str, str]:
-    """Return the files of the modules of these `module:Name`, by module; those that are not
-    imported or have no file are left out.
-    """
-    module_names = [name.partition(":")[0] for name in names]
-    modules = {name: sys.modules.get(name) for name in module_names}
-    files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
-    return {name: os.path.abspath(file) for name, file in files.items() if file}
 
 
 def qualified_name(kind: type) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wakeful.config.reading import LENGTH
-from wakeful.config.rows import rescale_rows
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import (
     COMPARISON_KEYS,
@@ -32,7 +31,6 @@ from wakeful.config.tables import (
 )
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
-from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of
 from wakeful_papers.exhibits.exhibit import (
     ALIKE,
     ALIKE_LABELS,
@@ -41,6 +39,14 @@ from wakeful_papers.exhibits.exhibit import (
     Existing,
     Heirs,
     Scale,
+)
+from wakeful_papers.exhibits.rescaled import rescale_rows
+from wakeful_papers.exhibits.size import (
+    BYTES_A_PARAMETER,
+    BYTES_A_WEIGHT,
+    Size,
+    run_size,
+    tokens_of,
 )
 from wakeful_papers.exhibits.tuning import Tuning
 from wakeful_papers.heirs import baseline_of
@@ -487,7 +493,6 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
         "data": data,
         "optimizer": optimizer,
         "train": train,
-        "sample": {"prompts": ["def "], "num_tokens": 16},
     }
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from wakeful.config.schema import DataConfig
-from wakeful.training.size import tokens_of
 from wakeful_papers.exhibits.plan import Piece, Plan, RunCost, Stage
+from wakeful_papers.exhibits.size import tokens_of
 
 CARDS = 8
 """Those over which `Total.on_eight` deals out runs."""

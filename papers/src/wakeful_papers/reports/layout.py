@@ -11,7 +11,6 @@ from wakeful.estimates import format_estimate
 from wakeful.reports.value import Cell, Chart, Section, SideBySide, Table, Text, terms
 from wakeful.training import tables
 from wakeful.training.compared import ComparedRuns
-from wakeful.training.layouts import LayoutParts
 from wakeful.training.report import errors_over
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.filled import FilledCell, filled
@@ -26,19 +25,16 @@ class TableLayout:
 
     table: PublishedTable
 
-    def parts(self, comparison: ComparedRuns) -> LayoutParts:
+    def __call__(self, comparison: ComparedRuns) -> list[Section]:
         """Return the ranks, and the table with the comparison's figures in it."""
         ranking = ranking_of(comparison, self.table)
-        notes, first = [], []
+        sections = [_printed(comparison, self.table)]
         if lacks_common_seed(comparison, self.table):
-            notes = ["The variants are not ranked: they have no finished seed in common."]
+            note = "The variants are not ranked: they have no finished seed in common."
+            sections.insert(0, Section("Ranks", [Text(note, "caveat")]))
         if ranking is not None:
-            first = [_ranks(comparison, ranking), _fronts(comparison, ranking)]
-        return LayoutParts(
-            verdicts=[] if ranking is None else _inseparable(comparison, ranking), notes=notes,
-            first=first, last=[_printed(comparison, self.table)],
-            method=[("Means over layers", "over block outputs, the embedding left out")],
-        )  # fmt: skip
+            sections = [_ranks(comparison, ranking), _fronts(comparison, ranking), *sections]
+        return sections
 
 
 class _Layouts(Mapping[str, TableLayout]):
@@ -102,6 +98,7 @@ def _ranks(comparison: ComparedRuns, ranking: Ranking) -> Section:
         Text("In each seed the variants are ranked in every column of the table that has a better "
              "side, 1 the best; equal ones share the mean of their ranks. A group's rank is the "
              f"mean of its columns', the overall rank the mean of the groups'. {intervals}"),
+        *map(Text, _inseparable(comparison, ranking)),
         Chart("Overall rank", partial(rank_chart, comparison, ranking)),
         Table(columns, rows, "Ranks of each variant"),
         Text(f"Losses are nats above {comparison.baseline}'s, paired, ± one standard error {over}"
@@ -142,7 +139,8 @@ def _printed(comparison: ComparedRuns, published: PublishedTable) -> Section:
         Table(["row", *(each.title for each in published.columns)], rows, published.title, "paper",
               terminal=()),
         terms((each.title, each.figure) for each in published.columns),
-        Text(f"{said} {published.note}{missing}", "note"),
+        Text(f"{said} Means over layers are over block outputs, the embedding left out. "
+             f"{published.note}{missing}", "note"),
     ])  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wakeful.parts.orthoadam import haar_matrix, random_signs
+from wakeful.parts.orthoadam import haar_matrix
 from wakeful.variants import Variant, build
 
 
@@ -60,14 +60,6 @@ class Rotation(Variant, ABC):
         The caller may overwrite the result, which is `step` itself where nothing changes.
         """
 
-    @abstractmethod
-    def memory(self, width: int, itemsize: int) -> int:
-        """Return the bytes that one rotation of this width holds."""
-
-    def making_memory(self, width: int, itemsize: int) -> int:
-        """Return the bytes that making one rotation needs for a while, beside those it holds."""
-        return 0
-
 
 class LearnedRotation(Rotation):
     """A rotation that follows the gradients; its tensors are state and are saved as such."""
@@ -105,38 +97,6 @@ class Identity(Rotation):
     def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return step
 
-    def memory(self, width: int, itemsize: int) -> int:
-        return 0
-
-
-class SignedPermutation(Rotation):
-    """Q = S P, a permutation of the coordinates with random signs.
-
-    Adam is equivariant to signed permutations, so OrthoAdam with this one equals Adam to rounding:
-    a known answer for tests. It cures nothing.
-    """
-
-    name = "signed_permutation"
-    examples = ("signed_permutation",)
-
-    def draw(
-        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        """Draw a random order of the coordinates, and a random sign for each."""
-        order = torch.randperm(width, generator=generator, device="cpu")
-        self.order = order.to(device)
-        self.inverse = order.argsort().to(device)
-        self.signs = random_signs(width, generator).to(device, dtype)
-
-    def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
-        return grad.index_select(-1, self.order).mul_(self.signs)
-
-    def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
-        return (step * self.signs).index_select(-1, self.inverse)
-
-    def memory(self, width: int, itemsize: int) -> int:
-        return width * (itemsize + 16)
-
 
 class Haar(Rotation):
     """Q from the Haar measure on O(n), the paper's: one dense matrix a weight, O(n²) a row.
@@ -157,9 +117,3 @@ class Haar(Rotation):
 
     def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return step @ self.matrix
-
-    def memory(self, width: int, itemsize: int) -> int:
-        return width * width * itemsize
-
-    def making_memory(self, width: int, itemsize: int) -> int:
-        return 4 * width * width * 8

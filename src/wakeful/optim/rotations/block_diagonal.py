@@ -61,6 +61,3 @@ class BlockDiagonal(Rotation):
             product = torch.bmm(by_block, blocks.mT if transpose else blocks)
             rotated.append(product.transpose(0, 1).reshape(-1, number * size))
         return rotated[0] if len(rotated) == 1 else torch.cat(rotated, dim=-1)
-
-    def memory(self, width: int, itemsize: int) -> int:
-        return width * min(width, self.size) * itemsize

@@ -67,9 +67,3 @@ class Eigenbasis(LearnedRotation):
 
     def state(self) -> dict[str, Tensor]:
         return {"basis": self.basis, "covariance": self.covariance, "seen": self.seen}
-
-    def memory(self, width: int, itemsize: int) -> int:
-        return 2 * width * width * itemsize
-
-    def making_memory(self, width: int, itemsize: int) -> int:
-        return 4 * width * width * itemsize

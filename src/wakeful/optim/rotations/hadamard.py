@@ -38,6 +38,3 @@ class Hadamard(Rotation):
 
     def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return transform(step, self.factors).mul_(self.signs)
-
-    def memory(self, width: int, itemsize: int) -> int:
-        return width * itemsize
