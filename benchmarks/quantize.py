@@ -32,7 +32,7 @@ def ratios() -> Iterator[Ratio]:
         layers = [nn.Linear(*shape, bias=False) for shape in SHAPES]
         inputs = [torch.randn(1, tokens, shape[0]) for shape in SHAPES]
         for name, scheme in SCHEMES.items():
-            small = [quantize_layer(layer, scheme, "integer") for layer in layers]
+            small = [quantize_layer(layer, scheme) for layer in layers]
 
             def run(chosen: Sequence[nn.Module], inputs: list[torch.Tensor] = inputs) -> None:
                 for layer, x in zip(chosen, inputs, strict=True):
@@ -53,7 +53,7 @@ def models() -> Iterator[Ratio]:
     assert isinstance(whole, PreTrainedModel)
     text = torch.randint(whole.config.vocab_size, (1, TOKENS[0]))
     for name, scheme in SCHEMES.items():
-        small = quantize_module(whole, scheme, arithmetic="integer")
+        small = quantize_module(whole, scheme)
         for what, run in (
             (f"a text of {TOKENS[0]} tokens", lambda model: model(text, use_cache=False)),
             (f"{NEW} tokens one by one", lambda model: greedy(model, text[:, :16], NEW)),

@@ -106,9 +106,7 @@ def test_quantization(scheme: str) -> None:
 
     def do(model: Decoder) -> Decoder:
         text = [row[None] for row in here(model)]
-        small = quantize_module(
-            model, parsed, arithmetic="integer", calibration=text if parsed.calibrated else ()
-        )
+        small = quantize_module(model, parsed, calibration=text if parsed.calibrated else ())
         assert isinstance(small, Decoder)
         return small
 

@@ -252,22 +252,17 @@ def quantize(
     dtype: Literal["float32", "float64", "bfloat16"] = "float32",
     trust_remote_code: bool = False,
     scheme: Iterable[str] | str = (),
-    scales: Iterable[Literal["dynamic", "static"]] | Literal["dynamic", "static"] = ("dynamic",),
     num_sequences: int = 8,
     calibration_sequences: int = 16,
     calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
     save: str | PathLike[str] = "",
-    arithmetic: Literal["reference", "integer"] = "integer",
     skip: Iterable[str] | str = (),
-    layer_schemes: Iterable[str] | str = (),
     sensitivity: bool = False,
     for_: Literal["vllm", "llama.cpp"] = "vllm",
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
-    cache: Literal["", "fp8", "int8"] = "",
     tune: int = 0,
-    tuning_state: str | PathLike[str] = "",
 ) -> Quantization:
     """Quantize models' linear layers and caches, and measure the damage on a text.
 
@@ -297,9 +292,6 @@ def quantize(
         scheme: A scheme's name (listed below) or expression: scheme(weights=absmax(bits=6,
             per="channel")). None: fine, moderate, coarse, w4. With --bits, --bytes or --loss:
             formats to choose from instead of the engine's.
-        scales: Activation scales: computed from the current tensor (dynamic) or from
-            calibration text (static). With both, schemes are measured with each kind that they
-            allow.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
         calibration_sequences: Calibration sequences for static scales, methods and caches that
             need them.
@@ -307,27 +299,19 @@ def quantize(
             sequences from each. None: the sequences that follow the measured ones.
         save: Folder to create with the quantized model in the format compressed-tensors, which
             Transformers and vLLM load. Needs a single scheme that the format supports.
-        arithmetic: Multiply dequantized numbers (reference) or int8 codes (integer); equal up
-            to rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
-        layer_schemes: Other schemes for single layers, by name or pattern: lm_head=w8a8.
         sensitivity: Rank layers by the loss increase when each alone is quantized. Needs a
             single scheme.
         for_: Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0,
-            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file,
-            NAME.txt the flags of llama-quantize.
+            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file.
         bits: Choose a format for each layer, with at most this many bits per weight on average,
             scales included, embeddings and head not. 0: every layer has the same scheme.
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
-        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
-            scale per tensor from calibration text. Empty: full precision.
         tune: Steps of training the scales of the chosen formats by KL from the full-precision
             model, each on about 1,024 further tokens of calibration text. The trained scales
             are used only if they lower the KL on other text.
-        tuning_state: File that stores the state of --tune, from which the same command
-            continues.
 
     `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
     may exist.
@@ -354,22 +338,17 @@ def quantize(
     dtype: Literal["float32", "float64", "bfloat16"] = "float32",
     trust_remote_code: bool = False,
     scheme: Iterable[str] | str = (),
-    scales: Iterable[Literal["dynamic", "static"]] | Literal["dynamic", "static"] = ("dynamic",),
     num_sequences: int = 8,
     calibration_sequences: int = 16,
     calibration_text: Iterable[str | PathLike[str]] | str | PathLike[str] = (),
     save: str | PathLike[str] = "",
-    arithmetic: Literal["reference", "integer"] = "integer",
     skip: Iterable[str] | str = (),
-    layer_schemes: Iterable[str] | str = (),
     sensitivity: bool = False,
     for_: Literal["vllm", "llama.cpp"] = "vllm",
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
-    cache: Literal["", "fp8", "int8"] = "",
     tune: int = 0,
-    tuning_state: str | PathLike[str] = "",
 ) -> QuantizationMatrix:
     """Quantize models' linear layers and caches, and measure the damage on a text.
 
@@ -399,9 +378,6 @@ def quantize(
         scheme: A scheme's name (listed below) or expression: scheme(weights=absmax(bits=6,
             per="channel")). None: fine, moderate, coarse, w4. With --bits, --bytes or --loss:
             formats to choose from instead of the engine's.
-        scales: Activation scales: computed from the current tensor (dynamic) or from
-            calibration text (static). With both, schemes are measured with each kind that they
-            allow.
         num_sequences: Sequences to measure on, one after another from the text's beginning.
         calibration_sequences: Calibration sequences for static scales, methods and caches that
             need them.
@@ -409,27 +385,19 @@ def quantize(
             sequences from each. None: the sequences that follow the measured ones.
         save: Folder to create with the quantized model in the format compressed-tensors, which
             Transformers and vLLM load. Needs a single scheme that the format supports.
-        arithmetic: Multiply dequantized numbers (reference) or int8 codes (integer); equal up
-            to rounding.
         skip: Layers to leave in full precision, by name or pattern: lm_head, *.down_proj.
-        layer_schemes: Other schemes for single layers, by name or pattern: lm_head=w8a8.
         sensitivity: Rank layers by the loss increase when each alone is quantized. Needs a
             single scheme.
         for_: Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0,
-            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file,
-            NAME.txt the flags of llama-quantize.
+            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file.
         bits: Choose a format for each layer, with at most this many bits per weight on average,
             scales included, embeddings and head not. 0: every layer has the same scheme.
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
-        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
-            scale per tensor from calibration text. Empty: full precision.
         tune: Steps of training the scales of the chosen formats by KL from the full-precision
             model, each on about 1,024 further tokens of calibration text. The trained scales
             are used only if they lower the KL on other text.
-        tuning_state: File that stores the state of --tune, from which the same command
-            continues.
 
     `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
     may exist.

@@ -19,7 +19,6 @@ from wakeful.quantization.damage import (
     Damage,
     damage_findings,
     damage_summary,
-    describe_prediction,
     layer_errors,
     scheme_figures,
 )
@@ -78,10 +77,8 @@ def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> No
 def test_a_layer_without_a_relative_error_is_not_the_worst(tmp_path: Path, value: float) -> None:
     found = with_values(damage("made", lost=0.01), "relative_error", value, layer=0)
     found = with_values(found, "input_kurtosis", value, layer=0)
-    found = with_values(found, "kurtosis", value, layer=0)
     figures = damage_summary(found)
     json.dumps(figures, allow_nan=False)
-    assert figures["kurtosis_rest"] is None
     (scheme,) = figures["schemes"]
     assert (scheme["worst_layer"], scheme["layer_error_worst"]) == ("layers.1.mlp", 0.1)
     assert scheme["layer_error_median"] == 0.1
@@ -96,21 +93,3 @@ def test_no_layer_with_a_relative_error_has_none_that_is_worst() -> None:
     assert layer_errors(found, "fine")["value"].to_list() == [None, None]
     assert scheme_figures(found, "fine")["layer_error_worst"] is None
     assert damage_findings(found)[0].text.endswith("No layer's relative error is finite.")
-
-
-def test_a_correlation_is_judged_by_the_layers_that_it_is_over() -> None:
-    found = damage("made", lost=0.01)
-    shapes = [(0.1, 1.0), (0.2, 2.0), (0.3, 4.0), (0.4, 3.0)]
-    # ρ = 0.8 and t = 1.9: beyond the 97.5% quantile for 60 layers, and not for four.
-    shapes += [(float("nan"), 5.0)] * 56
-    rows = [
-        row
-        for layer, (error, kurtosis) in enumerate(shapes)
-        for row in (
-            ("fine", f"layers.{layer}.mlp", layer, "mlp", "all", "relative_error", error, None),
-            ("", f"layers.{layer}.mlp", layer, "mlp", "rest", "input_kurtosis", kurtosis, None),
-        )
-    ]
-    layers = pl.DataFrame(rows, schema=found.measurement.layers.schema, orient="row")
-    few = replace(found, measurement=replace(found.measurement, layers=layers))
-    assert "does not predict its error under fine (ρ = +0.80)" in describe_prediction([few])

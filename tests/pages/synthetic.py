@@ -133,7 +133,6 @@ def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Dam
         for kind, scheme, position, metric, value in (
             *measured,
             *(("mlp", "", at, "input_kurtosis", 5.0 + layer) for at in ("first", "rest")),
-            *(("block", "", at, "kurtosis", 9.0) for at in ("first", "rest")),
         )
     ]
     layers = pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
@@ -142,7 +141,7 @@ def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Dam
     found = Measurement(name, [3, 3], Totals([3.0, 4.0]), each, layers)
     parsed = {scheme: parse_scheme(scheme) for scheme in schemes}
     sizes, seconds = dict.fromkeys(schemes, 2), dict.fromkeys(schemes, 1.0)
-    return Damage(found, parsed, 8, sizes, seconds, savable=tuple(schemes))
+    return Damage(found, parsed, 8, sizes, seconds)
 
 
 def inheritance(folder: Path) -> Path:

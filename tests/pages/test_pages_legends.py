@@ -9,11 +9,9 @@ import pytest
 import vl_convert
 
 from pages.browser import needs_browser, saved_by, with_script
-from pages.synthetic import damage, diagnosis
+from pages.synthetic import diagnosis
 from wakeful.diagnosis.heads import attention
 from wakeful.diagnosis.report import diagnosis_report, layer_charts
-from wakeful.quantization.matrix_report import matrix_report
-from wakeful.quantization.report import quantization_report
 from wakeful.reports.charts import Titled, save_figures, slug, specification, standalone_spec
 from wakeful.reports.html import write_page
 
@@ -53,25 +51,6 @@ def test_a_chart_of_one_model_has_no_legend() -> None:
     chart = layer_charts([diagnosis(NAMES[0])])[0].draw()
     svg = vl_convert.vegalite_to_svg(standalone_spec(specification(chart)))
     assert NAMES[0] not in words(svg)
-
-
-@pytest.mark.slow
-def test_files_of_a_quantization_name_every_scheme(tmp_path: Path) -> None:
-    schemes = ("fine", "w4")
-    files = written(quantization_report(damage("a", lost=0.1, schemes=schemes)).charts(), tmp_path)
-    shared = {file: told for file, told in files.items() if "error-of-every-layer" not in file}
-    of_all = {file: told for file, told in shared.items() if not file.startswith("kurtosis")}
-    assert len(of_all) == 2
-    assert nameless(of_all, schemes) == []
-    shapes = {file: told for file, told in shared.items() if file.startswith("kurtosis")}
-    assert len(shapes) == 1
-    assert nameless(shapes, ("first", "rest")) == []
-
-
-def test_files_of_several_quantized_models_name_them(tmp_path: Path) -> None:
-    files = written(matrix_report([damage(name, lost=0.1) for name in NAMES]).charts(), tmp_path)
-    assert len(files) == 1
-    assert nameless(files, NAMES) == []
 
 
 def test_long_names_stand_one_below_the_other() -> None:

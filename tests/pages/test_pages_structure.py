@@ -22,8 +22,7 @@ from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
 from wakeful.estimates import format_interval
 from wakeful.evaluation.report import evaluation_report, score_headlines
 from wakeful.inheritance.report import inheritance_report
-from wakeful.quantization.matrix_report import matrix_report
-from wakeful.quantization.report import quantization_report
+from wakeful.quantization.report import matrix_report, quantization_report
 from wakeful.reporting.tool import report
 from wakeful.reports.charts import slug, specification
 from wakeful.reports.html import write_page

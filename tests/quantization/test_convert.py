@@ -1,6 +1,5 @@
 """`quantize` on whole models: which layers, on which routes, and what it refuses."""
 
-import copy
 import dataclasses
 
 import pytest
@@ -17,8 +16,6 @@ from transformers import (
     MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
 )  # fmt: skip
 
 from helpers import some_tokens, tiny_config, tiny_decoder
@@ -79,7 +76,7 @@ def test_which_layers() -> None:
 @pytest.mark.slow
 def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
     # In float64 no sum in another order puts an activation on the other side of a rounding.
-    decoder = quantize_module(tiny_decoder().eval(), "fine", arithmetic="integer")
+    decoder = quantize_module(tiny_decoder().eval(), "fine")
     tokens = some_tokens(1, 9)
     with torch.inference_mode():
         whole = decoder(tokens)
@@ -101,9 +98,6 @@ def test_transformers_models() -> None:
         assert len(quantized_layers(small)) == count
         assert 0 < (logits(small) - full).norm() / full.norm() < 0.1
         assert torch.equal(logits(model), full)
-        assert torch.equal(
-            logits(small), logits(quantize_module(model, "fine", arithmetic="integer"))
-        )
     tied = quantize_module(gpt2(), "w4")
     assert tied.lm_head.weight is tied.transformer.wte.weight
     assert "transformer.h.1.mlp.c_proj" in quantized_layers(tied)
@@ -144,8 +138,6 @@ def test_static_scales_are_the_largest_of_the_calibration() -> None:
     with torch.inference_mode():
         torch.testing.assert_close(small(tokens[0])[:, :5], small(tokens[0][:, :5]))
     assert not torch.equal(logits(small), logits(quantize_module(decoder, "coarse")))
-    twin = quantize_module(decoder, scheme, calibration=tokens, arithmetic="integer")
-    assert torch.equal(logits(small), logits(twin))
 
 
 def test_what_is_refused(as_users_run_it: None) -> None:
@@ -162,8 +154,6 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize_module(decoder, "fine", skip=["norm"])
     with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
         quantize_module(quantize_module(decoder, "fine"), "w4")
-    with pytest.raises(WakefulError, match="one of reference, integer, got 'fast'"):
-        quantize_module(decoder, "fine", arithmetic="fast")
     with pytest.raises(WakefulError, match="no linear layer"):
         quantize_module(nn.Sequential(nn.Embedding(3, 4)), "fine")
     before = logits(decoder)
@@ -192,7 +182,7 @@ def test_projections_of_the_embedding_stay_where_they_cannot_be_folded() -> None
     assert not any("embedding" in name for name in small)
 
 
-@pytest.mark.parametrize("method", ["smooth(norms=True)", "gptq(sequential=True)"])
+@pytest.mark.parametrize("method", ["smooth(norms=True)", "gptq"])
 def test_a_model_in_training_is_looked_at_without_dropout(method: str) -> None:
     model, text = gpt2(), [some_tokens(1, 8)]
     scheme = f"w4a16(method={method})"
@@ -207,9 +197,8 @@ def test_a_model_in_training_is_looked_at_without_dropout(method: str) -> None:
 @pytest.mark.parametrize("shape", [(0, 16), (0, 3, 16), (2, 0, 16)])
 def test_nothing_in_is_nothing_out(scheme: str, shape: tuple[int, ...]) -> None:
     layer = nn.Linear(16, 5)
-    for arithmetic in ("reference", "integer"):
-        small = quantize_layer(layer, parse_scheme(scheme), arithmetic)
-        assert small(torch.zeros(shape)).shape == (*shape[:-1], 5)
+    small = quantize_layer(layer, parse_scheme(scheme))
+    assert small(torch.zeros(shape)).shape == (*shape[:-1], 5)
 
 
 def test_layers_that_are_no_matrix_are_named() -> None:
@@ -277,11 +266,10 @@ def test_a_wrapped_decoder_keeps_its_mixing_weights() -> None:
     assert names == [f"inner.{name}" for name in quantized_layers(quantize_module(decoder, "fine"))]
 
 
-@pytest.mark.parametrize("arithmetic", ["reference", "integer"])
 @pytest.mark.parametrize("scheme", ["moderate", "coarse"])
-def test_a_sequence_has_its_own_scales_per_tensor(scheme: str, arithmetic: str) -> None:
+def test_a_sequence_has_its_own_scales_per_tensor(scheme: str) -> None:
     layer = nn.Linear(16, 8)
-    small = quantize_layer(layer, parse_scheme(scheme), arithmetic)  # pyright: ignore[reportArgumentType]
+    small = quantize_layer(layer, parse_scheme(scheme))
     x = torch.randn(3, 5, 16) * torch.tensor([1.0, 10.0, 0.1])[:, None, None]
     together = small(x)
     for alone, row in zip(x, together, strict=True):
@@ -300,25 +288,3 @@ def test_models_that_are_not_causal_are_refused() -> None:
         check(BertLMHeadModel(BertConfig(**small, is_decoder=True)).eval())
         check(llama())
         check(gpt2())
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_sequences_that_a_model_puts_in_one_row_have_their_own_scales(by_name: bool) -> None:
-    """OPT's feed-forward networks read the tokens of a whole batch in one row."""
-    torch.manual_seed(0)
-    config = OPTConfig(
-        vocab_size=29, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64, word_embed_proj_dim=16, init_std=0.3,
-    )  # fmt: skip
-    small = copy.deepcopy(quantize_module(OPTForCausalLM(config).eval(), "moderate"))
-    tokens = some_tokens(3, 11)
-    with torch.inference_mode():
-        given = {"input_ids": tokens} if by_name else {"inputs_embeds": embedded(small, tokens)}
-        together = small(**given).logits
-        for n, row in enumerate(together):
-            alone = small(**{name: each[n : n + 1] for name, each in given.items()}).logits[0]
-            assert torch.equal(alone, row)
-
-
-def embedded(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    return model.get_input_embeddings()(tokens)  # pyright: ignore[reportCallIssue]

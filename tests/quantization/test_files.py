@@ -45,7 +45,7 @@ def test_the_file_takes_what_the_model_takes(tmp_path: Path) -> None:
     [
         *(name for name, scheme in NAMED.items() if scheme.weights is not None),
         "coarse(scales='static')", "smoothquant(scales='static')", "w4a16(method=gptq)",
-        "nvfp4(method=gptq)", "w4a16(method=gptq(act_order=False))",
+        "nvfp4(method=gptq)", "w4a16(method=gptq(weighting='none'))",
     ],
 )  # fmt: skip
 def test_matrices_of_zeros_stay_zeros(scheme: str) -> None:

@@ -105,7 +105,7 @@ def test_a_table_is_scored_by_its_rows_and_by_the_head_of_the_same_matrix() -> N
         table = embedding_tables(model)["embed"]
         weight = table.embedding.weight
         moved = 1e-4 * torch.randn_like(weight)
-        form = quantize_layer(table.linear, parse_scheme("scheme(weights=ggml(bits=8))"), "integer")
+        form = quantize_layer(table.linear, parse_scheme("scheme(weights=ggml(bits=8))"))
         form.dequantize = lambda weight=weight, moved=moved: (weight + moved).detach()
         text = [some_tokens(4, 12, seed=n) for n in range(8)]
         score = score_formats(model, {}, {"f": {"embed": form}}, text, tables={"embed": table})

@@ -8,7 +8,7 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.probes.running import logits_of
-from wakeful.quantization import layerwise, quantize_module, quantized_layers
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.quantization.sensitivity import measure_layer_costs
 
 W4 = "w4"
@@ -41,38 +41,7 @@ def test_costs_are_those_of_models_quantized_in_one_layer(make) -> None:
         assert found[name].kl[0] > 0
 
 
-@pytest.mark.slow
-def test_a_layers_cost_is_read_from_its_block_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, runs = tiny_decoder(num_layers=5, dtype=torch.float32).eval(), []
-    small = quantize_module(model, W4)
-    for block in small.blocks:
-        block.mlp.register_forward_hook(lambda *_: runs.append(0))
-    found = measure_layer_costs(model, small, TEXT)
-    count = len(runs)
-    monkeypatch.setattr(layerwise, "_can_run_blockwise", lambda *_: False)
-    runs.clear()
-    assert measure_layer_costs(model, small, TEXT) == found  # to the bit
-    assert count < 0.75 * len(runs)
-
-
 def test_a_text_without_a_prediction_is_refused() -> None:
     model = llama()
     with pytest.raises(WakefulError, match="no token to predict; make them longer"):
         measure_layer_costs(model, quantize_module(model, W4), [TEXT[0][:, :1]])
-
-
-def test_layers_with_a_scheme_of_their_own() -> None:
-    model = llama()
-    small = quantize_module(
-        model, W4, layer_schemes={"*down_proj": "fine", "model.layers.0.*": "w4g128"}
-    )
-    kinds = {name: str(layer.scheme) for name, layer in quantized_layers(small).items()}
-    assert kinds["model.layers.0.mlp.down_proj"] == "fine"
-    assert kinds["model.layers.0.mlp.up_proj"] == "w4g128"
-    assert kinds["model.layers.1.mlp.up_proj"] == "w4"
-    # A pattern all of whose layers an earlier one takes is no mistake.
-    made = quantize_module(model, W4, layer_schemes={"lm_head": "fp8", "*head": "fine"})
-    assert str(quantized_layers(made)["lm_head"].scheme) == "fp8"
-    for others, words in (({"no": "fine"}, "matches no"), ({"*": "kv8"}, "a layer has weights")):
-        with pytest.raises(WakefulError, match=words):
-            quantize_module(model, W4, layer_schemes=others)

@@ -487,7 +487,7 @@ class _Search:
         # The head stays in full precision; a scheme of the cache alone has no layers to skip.
         skip = (HEAD,) if scheme.weights is not None else ()
         quantized = quantize_module(
-            decoder, scheme, arithmetic="integer", skip=skip,
+            decoder, scheme, skip=skip,
             calibration=calibration if scheme.calibrated else (),
         )  # fmt: skip
         if id(text) not in self.uncured_losses:

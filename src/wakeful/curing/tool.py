@@ -727,9 +727,7 @@ def _choose_cure(
         return None, options
     schemes = [parse_format(name) for name in options.for_]
     token = None if sink is None else sink.token.tokens[0]
-    calibration_passes = sum(
-        scheme.method.forward_passes(NUM_CALIBRATION) for scheme in schemes if scheme.method
-    )
+    calibration_passes = 3 * sum(scheme.method is not None for scheme in schemes)  # there and back
     note_duration(
         task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.search.shape[1],
         total=len(list_candidates(plain, schemes, token)),

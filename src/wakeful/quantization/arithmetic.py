@@ -12,7 +12,6 @@ either is from the full-precision model.
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,6 @@ from torch import Tensor
 from wakeful.paged import AT_ONCE
 from wakeful.quantization.schemes import Grid, Scales
 
-Arithmetic = Literal["reference", "integer"]
 _MAX_EXACT_COLUMNS = 2**10
 """Products of int8 numbers are 2¹⁴ at most; float32 adds integers up to 2²⁴ exactly."""
 _DTYPE_OF_SIZE = {4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -138,9 +136,6 @@ def _weight_only_product(x: Float[Tensor, "M K"], weights: Operands) -> Float[Te
         if zero is not None:
             numbers = numbers.sub_(zero)
     return F.linear(x, numbers) * scale.T
-
-
-LINEARS = {"reference": reference_product, "integer": integer_product}
 
 
 def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:

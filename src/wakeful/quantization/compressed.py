@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int8, Int32
+from compressed_tensors.compressors import pack_to_int32
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -56,6 +56,13 @@ FORMAT = "compressed-tensors"
 _EXPERTS = r"re:.*\.experts\..*"
 """Pattern of the names of all experts' layers in files."""
 _MEASURE_ONLY = "leave --save out to measure without saving"
+_STORED = (
+    "weights of 4 or 8 bits per channel or group without a zero point (w4a16), weights and inputs "
+    "of 8 bits (w8a8, fp8, \"moderate(scales='static')\"), 4-bit floats (mxfp4, "
+    "\"nvfp4(scales='static')\"), and keys and values of 8 bits with a calibrated scale per tensor "
+    "(\"scheme(cache=e4m3(per='tensor'))\")"
+)
+"""What compressed-tensors can hold, with schemes to name."""
 
 
 def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, Any]:
@@ -93,17 +100,9 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
         WakefulError: the format does not support the scheme.
     """
     weights, inputs = scheme.weights, scheme.inputs
-    assert weights is not None
-    if scheme.outputs is not None:
-        raise _unsupported_scheme(
-            scheme, "schemes of weights, inputs and the cache", "w8a8 or w4a16"
-        )
-    if isinstance(weights, MxE2M1 | NvE2M1):
-        storage = _four_bit_float_storage(scheme, weights, inputs)
-    elif inputs is None:
-        storage = _weight_only_storage(scheme, weights)
-    else:
-        storage = _eight_bit_storage(scheme, weights, inputs)
+    storage = _storage_format(scheme)
+    if weights is None or storage is None:
+        raise _unsupported_scheme(scheme)
     group: dict[str, Any] = {
         "weights": _quantization_args(weights, dynamic=False),
         "input_activations": None,
@@ -124,14 +123,45 @@ def _cache_args(scheme: Scheme) -> dict[str, Any]:
         WakefulError: the format, or an engine that reads it, does not support that number format.
     """
     grid = scheme.cache
-    supported = isinstance(grid, Absmax | E4M3) and grid.bits == 8 and grid.per == "tensor"
-    clipped = isinstance(grid, Absmax) and grid.clip != 1
-    if grid is None or not supported or clipped:
-        instead = "\"scheme(cache=e4m3(per='tensor'))\""
-        raise _unsupported_scheme(
-            scheme, "keys and values in 8 bits, a calibrated scale per tensor", instead
-        )
+    if grid is None or grid not in (Absmax(bits=8, per="tensor"), E4M3(per="tensor")):
+        raise _unsupported_scheme(scheme)
     return _quantization_args(grid, dynamic=False)
+
+
+def _unsupported_scheme(scheme: Scheme) -> WakefulError:
+    return WakefulError(
+        f"{scheme} cannot be saved as {FORMAT}, which stores only {_STORED}: name one of these "
+        f"with --scheme, or {_MEASURE_ONLY}"
+    )
+
+
+def _storage_format(scheme: Scheme) -> str | None:
+    """Return the format's name for how a scheme's weights and inputs are stored; None if it does
+    not support them.
+    """
+    weights, inputs = scheme.weights, scheme.inputs
+    if weights is None or scheme.outputs is not None:
+        return None
+    static = inputs is None or scheme.scales == "static"
+    if isinstance(weights, MxE2M1 | NvE2M1):
+        grids = [weights] if inputs is None else [weights, inputs]
+        supported = all(type(grid) is type(weights) for grid in grids)
+        if weights.two_scales:  # one outer scale per tensor, that of inputs static
+            supported = supported and static and all(grid.per == "tensor" for grid in grids)
+        return f"{weights.name_of_format.lower()}-pack-quantized" if supported else None
+    if inputs is None:
+        # compressed-tensors 0.20 packs zero points when it writes and expects them unpacked when
+        # it reads (`PackedQuantizationCompressor.compress` on the meta device).
+        is_absmax = isinstance(weights, Absmax)
+        packed = is_absmax and weights.bits in (4, 8) and weights.per == "channel"
+        return "pack-quantized" if packed else None
+    if not any(type(weights) is type(inputs) is grid for grid in (Absmax, E4M3)):
+        return None
+    eight_bits = all(grid.bits == 8 and not grid.group for grid in (weights, inputs))
+    clipped = isinstance(inputs, Absmax) and inputs.clip != 1
+    if not eight_bits or (not static and (inputs.per == "tensor" or clipped)):
+        return None
+    return "int-quantized" if isinstance(weights, Absmax) else "float-quantized"
 
 
 def check_compressed(
@@ -164,25 +194,6 @@ def check_compressed(
         _refuse_unfolded_divisors(always_divided.difference(*readers_by_norm))
 
 
-def can_compress(
-    model: nn.Module,
-    scheme: Scheme,
-    layers: Mapping[str, nn.Module],
-    tokenizer: Callable[[], Tokenizer | None],
-) -> bool:
-    """Tell whether a model can be saved in this format with these layers under one scheme.
-
-    `tokenizer` returns the tokenizer to write, or None where Transformers has it; a `WakefulError`
-    that it raises means no.
-    """
-    try:
-        compressed_config({scheme: ()})
-        check_compressed(model, dict.fromkeys(layers, scheme), layers, tokenizer())
-    except WakefulError:
-        return False
-    return True
-
-
 def save_compressed(
     model: nn.Module,
     folder: Path,
@@ -190,7 +201,6 @@ def save_compressed(
     *,
     card: str = "",
     stored: torch.dtype | None = None,
-    context: int = 0,
 ) -> str:
     """Write a quantized model as a compressed-tensors folder and return its architecture's name.
 
@@ -203,7 +213,6 @@ def save_compressed(
         card: text of the README.md.
         stored: dtype of the tensors in full precision, by default the model's. A tensor that it
             would round, such as a scale, keeps its own dtype.
-        context: context length to write where it is shorter than the model's; 0 keeps that.
 
     Raises:
         WakefulError: the folder exists or cannot be read back; or the format does not support the
@@ -244,7 +253,6 @@ def save_compressed(
         )
         settings["quantization_status"] = STATUS
         tensors |= matrices
-    _set_shorter_context(config, model, context)
     config.quantization_config = settings  # pyright: ignore[reportAttributeAccessIssue]
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever dtype the rest has.
     has_float4 = any(isinstance(layer.grid, MxE2M1 | NvE2M1) for layer in layers.values())
@@ -263,19 +271,6 @@ def save_compressed(
             rounding=_emulate_reader(layers.values(), config.dtype),
         )
     return config.model_type
-
-
-def _set_shorter_context(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
-    """Set a configuration's context length to `context` if that is shorter than the model's.
-
-    The old length is kept if an embedding has as many rows: that is a table of learned positions.
-    """
-    text_config: Any = config.get_text_config(decoder=True)
-    old_context = getattr(text_config, "max_position_embeddings", None) or 0
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    learned_positions = any(table.num_embeddings == old_context for table in embeddings)
-    if 0 < context < old_context and not learned_positions:
-        text_config.max_position_embeddings = context
 
 
 def file_bytes(folder: Path) -> int:
@@ -319,66 +314,6 @@ def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> T
     rows = x.float() if layer.divisor is None else x.float() / layer.divisor
     bias = None if layer.bias is None else layer.bias.float()
     return F.linear(rows, layer.dequantize().to(dtype).float(), bias).to(x.dtype)
-
-
-def _weight_only_storage(scheme: Scheme, weights: Grid) -> str:
-    """Return the storage format's name for a scheme whose inputs stay in full precision.
-
-    Raises:
-        WakefulError: the format does not support the scheme.
-    """
-    integers = isinstance(weights, Absmax | Zeropoint)
-    if not integers or weights.bits not in (4, 8) or weights.per != "channel":
-        allowed = "weight-only schemes of 4 or 8 bits per channel or group"
-        raise _unsupported_scheme(scheme, allowed, "w4a16")
-    if not weights.symmetric:
-        # compressed-tensors 0.20 packs zero points when it writes and expects them unpacked when
-        # it reads (`PackedQuantizationCompressor.compress` on the meta device).
-        symmetric = _expression_with_weights(
-            scheme, Absmax(bits=weights.bits, per="channel", group=weights.group)
-        )
-        raise _unsupported_scheme(
-            scheme, "weights without a zero point, such as absmax", repr(symmetric)
-        )
-    return "pack-quantized"
-
-
-def _eight_bit_storage(scheme: Scheme, weights: Grid, inputs: Grid) -> str:
-    """Return the storage format's name for a scheme of weights and inputs in 8 bits.
-
-    Raises:
-        WakefulError: the format does not support the scheme.
-    """
-    same_format = any(type(weights) is type(inputs) is grid for grid in (Absmax, E4M3))
-    grouped = weights.group or inputs.group
-    if not same_format or weights.bits != 8 or inputs.bits != 8 or grouped:
-        allowed = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
-        raise _unsupported_scheme(scheme, allowed, "w8a8 or fp8")
-    if inputs.per == "tensor" and scheme.scales == "dynamic":
-        allowed = "per-tensor input scales that are static"
-        raise _unsupported_scheme(scheme, allowed, f"{scheme.expression!r} --scales static")
-    if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
-        raise _unsupported_scheme(scheme, "dynamic input scales without clipping", "w8a8")
-    return "int-quantized" if isinstance(weights, Absmax) else "float-quantized"
-
-
-def _four_bit_float_storage(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
-    """Return the storage format's name for a scheme with MXFP4 or NVFP4 weights.
-
-    Raises:
-        WakefulError: the format does not support the scheme.
-    """
-    name = weights.name_of_format.lower()
-    if inputs is not None and type(inputs) is not type(weights):
-        allowed = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
-        raise _unsupported_scheme(scheme, allowed, name)
-    if weights.two_scales:
-        if weights.per != "tensor" or (inputs is not None and inputs.per != "tensor"):
-            raise _unsupported_scheme(scheme, "NVFP4 with an outer scale per tensor", name)
-        if inputs is not None and scheme.scales == "dynamic":
-            static = f"{scheme.expression!r} --scales static"
-            raise _unsupported_scheme(scheme, "NVFP4 inputs with a static outer scale", static)
-    return f"{name}-pack-quantized"
 
 
 def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
@@ -583,20 +518,14 @@ def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]
             common = math.gcd(*widths.values())
             power_of_two = common & -common  # the largest that divides all widths
             size = min(power_of_two, 2 ** (grid.group.bit_length() - 1))  # no larger than the group
-            smaller = _expression_with_weights(scheme, replace(grid, group=size))
-            advice = f"use --scheme {smaller!r}, or "
+            smaller = Scheme(
+                weights=replace(grid, group=size), inputs=scheme.inputs, method=scheme.method
+            )
+            advice = f"use --scheme {smaller.with_scales(scheme.scales).expression!r}, or "
         raise WakefulError(
             f"{name} reads {width} channels, which are not whole groups of "
             f"{grid.group}, and {FORMAT} has no shorter group: {advice}{_MEASURE_ONLY}"
         )
-
-
-def _expression_with_weights(scheme: Scheme, weights: Grid) -> str:
-    """Return the expression of a scheme of weights and inputs with another number format of
-    weights.
-    """
-    changed = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
-    return changed.with_scales(scheme.scales).expression
 
 
 def _to_stock_model(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _StockModel:
@@ -851,7 +780,8 @@ def _layer_file_tensors(layer: QuantizedLinear) -> dict[str, Tensor]:
     scale = layer.scale if grid.scale_type.itemsize > 1 else operands.scales.scale
     tensors["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
     if layer.scheme.inputs is None:
-        tensors["weight_packed"] = pack_words(operands.integers, grid.bits)
+        words = [pack_to_int32(rows, grid.bits) for rows in split_rows(operands.integers)]
+        tensors["weight_packed"] = torch.cat(words)
         tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
         return tensors
     tensors["weight"] = operands.integers
@@ -860,31 +790,3 @@ def _layer_file_tensors(layer: QuantizedLinear) -> dict[str, Tensor]:
     if layer.input_scale is not None:
         tensors["input_scale"] = layer.input_scale.reshape(1)
     return tensors
-
-
-def pack_words(codes: Int8[Tensor, "N K"], bits: int) -> Int32[Tensor, "N W"]:
-    """Return whole numbers of 4 or 8 bits packed into W = ⌈K·bits/32⌉ words of 32 bits per row.
-
-    The first number is in the lowest bits. 2^(bits − 1) is added to each, so that none is negative.
-    """
-    return torch.cat([_pack_rows(part, bits) for part in split_rows(codes)])
-
-
-def _pack_rows(codes: Int8[Tensor, "N K"], bits: int) -> Int32[Tensor, "N W"]:
-    """Pack rows of codes into words of 32 bits, as `pack_words` does, all at once."""
-    per_word = 32 // bits
-    padded = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % per_word))
-    shifts = torch.arange(per_word, device=codes.device) * bits
-    words = (padded.unflatten(1, (-1, per_word)) << shifts).sum(-1)
-    # int32 has a sign: the same 32 bits from 2³¹ on are a negative number.
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
-def _unsupported_scheme(scheme: Scheme, allowed: str, instead: str) -> WakefulError:
-    """Return the error for a scheme that the format does not support: `allowed` says what it
-    supports, `instead` is an expression to use.
-    """
-    return WakefulError(
-        f"{scheme} cannot be saved as {FORMAT}, which stores only {allowed}; use --scheme "
-        f"{instead}, or {_MEASURE_ONLY}"
-    )

@@ -15,7 +15,6 @@ from wakeful.model.fold import folded
 from wakeful.paged import is_finite
 from wakeful.probes.experts import routers_of, unfuse_experts, with_modules
 from wakeful.probes.running import refuse_adapters
-from wakeful.quantization.arithmetic import LINEARS, Arithmetic
 from wakeful.quantization.cache import (
     QuantizedCache,
     calibrate_cache,
@@ -24,7 +23,7 @@ from wakeful.quantization.cache import (
 )
 from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.formats import quantize_layers
-from wakeful.quantization.linear import QuantizedLinear, track_batch_shape, weight_and_bias
+from wakeful.quantization.linear import QuantizedLinear, weight_and_bias
 from wakeful.quantization.schemes import Scheme, parse_scheme
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import OnProgress, ignore_progress
@@ -36,10 +35,8 @@ def quantize_module(
     model: nn.Module,
     scheme: Scheme | str,
     *,
-    arithmetic: Arithmetic = "reference",
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
-    layer_schemes: Mapping[str, Scheme | str] | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> nn.Module:
     """Return a copy of a model with quantized linear layers; all other weights are shared.
@@ -52,13 +49,9 @@ def quantize_module(
     Args:
         model: a `Decoder` or a Transformers model.
         scheme: a `Scheme`, its name ("fine", "w4g128", "nvfp4" ...) or its expression.
-        arithmetic: how the layers compute: "reference" (dequantized) or "integer"; an emulated
-            scheme computes one way.
         calibration: token ids (B, L) for static activation scales and for methods.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision; none where
             the scheme quantizes the cache alone.
-        layer_schemes: other schemes, of weights and inputs, by pattern of the layers that take
-            them; the first pattern that matches counts.
         on_progress: called with the number of layers quantized so far and their total.
 
     Raises:
@@ -67,46 +60,33 @@ def quantize_module(
             unchanged.
     """
     scheme = parse_scheme(scheme)
-    by_pattern = {
-        pattern: parse_scheme(layer_scheme)
-        for pattern, layer_scheme in (layer_schemes or {}).items()
-    }
-    if arithmetic not in LINEARS:
-        raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
-    _check_calibration([scheme, *by_pattern.values()], calibration)
+    _check_calibration(scheme, calibration)
     refuse_adapters(model)
     if scheme.cache is not None:
         check_cache_support(model)
     if scheme.weights is None:
-        if skip or by_pattern:
+        if skip:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
     model = prepare_model(model, ["*"] if scheme.weights is None else skip)
     layers = {} if scheme.weights is None else linear_layers(model, skip)
-    replacements: dict[int, QuantizedLinear] = {}
     _check_finite_weights(layers)
-    for layer_scheme, group in group_by_scheme(layers, scheme, by_pattern).items():
-        before = len(replacements)
-        quantized = quantize_layers(
-            model, group, {"": layer_scheme}, calibration, arithmetic=arithmetic,
-            on_progress=lambda done, _, before=before: on_progress(before + done, len(layers)),
-        )[""]  # fmt: skip
-        replacements |= {id(group[name]): layer for name, layer in quantized.items()}
-    quantized_model = quantize_cache(replace_layers(model, replacements), scheme)
+    formats = quantize_layers(model, layers, {"": scheme}, calibration, on_progress=on_progress)
+    replacements = {id(layers[name]): layer for name, layer in formats[""].items()}
+    quantized_model = quantize_cache(with_modules(model, replacements), scheme)
     if scheme.calibrates_cache:
         calibrate_cache(quantized_model, calibration)
     return quantized_model
 
 
-def _check_calibration(schemes: Sequence[Scheme], calibration: Sequence[Tensor]) -> None:
-    """Raise `WakefulError` if calibration text is missing, or given although no scheme reads it."""
-    calibrated = next((scheme for scheme in schemes if scheme.calibrated), None)
-    if calibrated is None and calibration:
+def _check_calibration(scheme: Scheme, calibration: Sequence[Tensor]) -> None:
+    """Raise `WakefulError` if calibration text is missing, or given although it is not read."""
+    if calibration and not scheme.calibrated:
         raise WakefulError(
-            f"{schemes[0]} has dynamic scales: calibration text would be ignored; leave it out"
+            f"{scheme} has dynamic scales: calibration text would be ignored; leave it out"
         )
-    if calibrated is not None and not calibration:
-        reason = f"{calibrated.method} needs" if calibrated.method else "static scales need"
+    if scheme.calibrated and not calibration:
+        reason = f"{scheme.method} needs" if scheme.method else "static scales need"
         raise WakefulError(f"{reason} calibration text")
 
 
@@ -131,35 +111,6 @@ def prepare_for_layers(model: nn.Module, layers: Collection[str]) -> nn.Module:
     if isinstance(model, Decoder):
         return folded(model)
     return unfuse_experts(model, lambda name: any(layer.startswith(f"{name}.") for layer in layers))
-
-
-def group_by_scheme(
-    layers: Mapping[str, nn.Module], scheme: Scheme, layer_schemes: Mapping[str, Scheme]
-) -> dict[Scheme, dict[str, nn.Module]]:
-    """Return the layers grouped by their scheme.
-
-    That is the scheme of the first pattern in `layer_schemes` that matches the layer's name, or
-    else `scheme`, which must quantize weights, and may quantize the cache too.
-
-    Raises:
-        WakefulError: a pattern matches nothing, or its scheme quantizes no weights, or quantizes
-            the cache, which belongs to the whole model.
-    """
-    groups: dict[Scheme, dict[str, nn.Module]] = {}
-    used: set[str] = set()
-    for name, layer in layers.items():
-        patterns = [pattern for pattern in layer_schemes if fnmatchcase(name, pattern)]
-        used.update(patterns)
-        layer_scheme = layer_schemes[patterns[0]] if patterns else scheme
-        if patterns and (layer_scheme.weights is None or layer_scheme.cache is not None):
-            raise WakefulError(
-                f"{layer_scheme} for {patterns[0]}: a layer has weights, and no cache"
-            )
-        groups.setdefault(layer_scheme, {})[name] = layer
-    unused = [pattern for pattern in layer_schemes if pattern not in used]
-    if unused:
-        raise WakefulError(f"{unused[0]} matches no layer that is to be quantized")
-    return groups
 
 
 def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:
@@ -299,21 +250,3 @@ def _refuse_unknown_matrices(name: str, module: nn.Module) -> None:
             f"{name or 'the model'} is a {type(module).__name__}{groups}, whose {parameter_name} "
             f"{tuple(parameter.shape)} cannot be quantized{advice}"
         )
-
-
-def replace_layers(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
-    """Return a copy of a model with some layers replaced; parameters and buffers are shared.
-
-    `replacements` holds the new layers by the `id` of those that they replace.
-    """
-    copied = with_modules(model, replacements)
-    has_scale_per_sequence = any(
-        layer.depends_on_padding
-        for layer in replacements.values()
-        if isinstance(layer, QuantizedLinear)
-    )
-    # Such a layer has to tell sequences apart. Our decoder gives it (B, L, K), but some models of
-    # Transformers flatten a batch into rows first.
-    if has_scale_per_sequence and not isinstance(copied, Decoder):
-        return track_batch_shape(copied)
-    return copied

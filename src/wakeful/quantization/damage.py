@@ -1,7 +1,7 @@
-"""Damage of quantization: figures of every scheme, kurtosis as a predictor, and a grade."""
+"""Damage of quantization: figures of every scheme, and a grade."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,8 @@ from wakeful.estimates import (
     format_estimate,
     format_interval,
     interval_half_width,
-    student_quantile,
-)  # fmt: skip
+)
 from wakeful.finding import Finding, Level
-from wakeful.probes.base import mean_over_layers
 from wakeful.quantization.measure import Measurement
 from wakeful.quantization.schemes import Scheme
 
@@ -28,10 +26,6 @@ GRADES: Mapping[Level, str] = {
 }  # fmt: skip
 _NUM_WORST = 8
 """Number of the worst layers that the page lists."""
-_STRONG_CORRELATION = 0.5
-"""Least rank correlation from which kurtosis is said to predict the damage."""
-_MIN_MODELS = 5
-"""Least number of models for a rank correlation: four in order may be chance (1 in 12)."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +42,6 @@ class Damage:
     """Seconds of quantizing, calibration included."""
     parameters: int = 0
     """Number of the full-precision model's parameters, shared ones counted once."""
-    savable: tuple[str, ...] = ()
-    """Those of the schemes, and w8a8, that the model can be saved in as compressed-tensors."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
@@ -94,14 +86,6 @@ def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataF
     return errors.with_columns(pl.when(figures.is_finite()).then(figures))
 
 
-def _mean_kurtosis(damage: Damage, position: str) -> float | None:
-    """Return the mean over blocks of the kurtosis of their outputs at a position ("first" or
-    "rest"); None where it is not finite.
-    """
-    rows = damage.measurement.layers.filter(metric="kurtosis", position=position, kind="block")
-    return finite_or_none(mean_over_layers(rows))
-
-
 def estimate_fields(name: str, estimate: Estimate) -> dict[str, float | None]:
     """Return an estimate as two fields, `name` and `name_standard_error`; a number that is not
     finite becomes None.
@@ -123,12 +107,7 @@ def damage_summary(damage: Damage) -> dict[str, Any]:
         **estimate_fields("perplexity", measurement.perplexity()),
         "parameters": damage.parameters,
         "bytes": damage.full_bytes,
-        **{
-            f"kurtosis_{position}": _mean_kurtosis(damage, position)
-            for position in ("first", "rest")
-        },
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
-        "kurtosis_predicts": describe_prediction([damage]),
     }
 
 
@@ -156,104 +135,9 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         "worst_layer": worst["module"],
         "worst_layer_kurtosis_first": worst["kurtosis_first"],
         "worst_layer_kurtosis_rest": worst["kurtosis_rest"],
-        "error_follows_kurtosis": rank_correlation(errors, "kurtosis_rest"),
         "quantize_seconds": damage.seconds[name],
         "read_seconds": measurement.schemes[name].seconds,
     }
-
-
-def rank_correlation(rows: pl.DataFrame, column: str) -> float | None:
-    """Return Spearman's ρ between the column `value` and another; None for fewer than three rows.
-
-    Rows in which one of the two is not finite are left out.
-    """
-    rows = _finite_rows(rows, column)
-    if len(rows) < 3:
-        return None
-    return finite_or_none(rows.select(pl.corr("value", column, method="spearman")).item())
-
-
-def _finite_rows(rows: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the rows in which both `value` and the other column are finite."""
-    return rows.filter(pl.col("value").is_finite() & pl.col(column).is_finite())
-
-
-def layer_errors_of_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
-    """Return the table `layer_errors` of several models under one scheme, joined, with the column
-    model.
-    """
-    return pl.concat(
-        layer_errors(damage, scheme).with_columns(model=pl.lit(damage.measurement.name))
-        for damage in damages
-    )
-
-
-def loss_increases_of_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
-    """Return a table with one row per model: its loss increase under a scheme (`value`), and the
-    kurtosis of its blocks' outputs (`kurtosis_rest`), the mean over blocks at all but the first
-    token.
-    """
-    return pl.DataFrame(
-        {
-            "value": [damage.measurement.loss_increase(scheme)[0] for damage in damages],
-            "kurtosis_rest": [_mean_kurtosis(damage, "rest") for damage in damages],
-        },
-        schema={"value": pl.Float64, "kurtosis_rest": pl.Float64},
-    )
-
-
-def describe_prediction(damages: Sequence[Damage]) -> str:
-    """Return a sentence on whether kurtosis predicts the damage, over layers and over models.
-
-    It predicts where Spearman's ρ is at least 0.5 and significant: its t, ρ√((n − 2)/(1 − ρ²)),
-    beyond the 97.5% quantile. It predicts weakly where ρ is significant but smaller.
-    """
-    schemes = list(damages[0].schemes)
-    layers = {name: layer_errors_of_models(damages, name) for name in schemes}
-    text = _correlation_sentence(
-        "Over layers, the kurtosis of a layer's input", "its error", layers
-    )
-    if len(damages) == 1:
-        return text
-    if len(damages) < _MIN_MODELS:
-        return f"{text} {len(damages)} models are too few to tell: it takes {_MIN_MODELS}."
-    models = {name: loss_increases_of_models(damages, name) for name in schemes}
-    predictor = f"Over {len(damages)} models, the mean kurtosis of blocks' outputs"
-    return f"{text} {_correlation_sentence(predictor, 'the loss increase', models)}"
-
-
-def _correlation_sentence(predictor: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str:
-    """Return a sentence on how well kurtosis predicts the damage under each scheme.
-
-    `predictor` and `damage` are the two figures in words; `frames` holds, by scheme, a table of
-    both in the columns `kurtosis_rest` and `value`.
-    """
-    schemes_by_verb: dict[str, list[str]] = {
-        "predicts": [], "weakly predicts": [], "does not predict": []
-    }  # fmt: skip
-    for name, frame in frames.items():
-        rho = rank_correlation(frame, "kurtosis_rest")
-        if rho is not None:
-            num_pairs = len(_finite_rows(frame, "kurtosis_rest"))
-            verb = _prediction_strength(rho, num_pairs)
-            schemes_by_verb[verb].append(f"{name} (ρ = {rho:+.2f})")
-    clauses = [
-        f"{verb} {damage} under {', '.join(schemes)}"
-        for verb, schemes in schemes_by_verb.items()
-        if schemes
-    ]
-    if not clauses:
-        return f"{predictor} and {damage} cannot be correlated."
-    return f"{predictor} {'; it '.join(clauses)}.".replace("-", "−")  # the signs of ρ
-
-
-def _prediction_strength(rho: float, num_pairs: int) -> str:
-    """Return in words how well a figure predicts another, by Spearman's ρ of `num_pairs` pairs."""
-    t = abs(rho) * math.sqrt((num_pairs - 2) / max(1e-12, 1 - rho**2))
-    is_significant = t >= student_quantile(num_pairs - 2)
-    if rho <= 0 or not is_significant:
-        return "does not predict"
-    return "predicts" if rho >= _STRONG_CORRELATION else "weakly predicts"
 
 
 def damage_findings(damage: Damage) -> list[Finding]:

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
+from wakeful.probes.experts import with_modules
 from wakeful.quantization.allocation import Allocation, FormatChoice, Frontier
-from wakeful.quantization.arithmetic import Arithmetic
-from wakeful.quantization.convert import replace_layers, scheme_of
+from wakeful.quantization.convert import scheme_of
 from wakeful.quantization.engines import VLLM, EngineFormats
 from wakeful.quantization.formats import LayersByFormat, matrix_bytes, quantize_layers, scheme_fits
 from wakeful.quantization.gguf_file import EmbeddingTable
@@ -71,8 +70,6 @@ class MixedModel:
     uniform_bytes: Mapping[str, int]
     """Bytes of the layers in each uniform model."""
     allocation: Allocation
-    frontier: Sequence[tuple[int, float]]
-    """Bytes of the layers and predicted cost of the best allocations for many budgets."""
     num_weights: int
     """Number of the layers' weights."""
     other_bytes: int
@@ -186,11 +183,11 @@ class Candidates:
             formats |= dict.fromkeys(group, names[index])
         return formats
 
-    def uniform_allocation(self, format_name: str, bound: float) -> Allocation:
-        """Return the allocation of one format to all layers, with a lower bound on costs."""
+    def uniform_allocation(self, format_name: str) -> Allocation:
+        """Return the allocation of one format to all layers."""
         indices = tuple(names.index(format_name) for names in self.format_names)
         choice = self.uniform_choices[format_name]
-        return Allocation(indices, choice.bytes, choice.cost, bound)
+        return Allocation(indices, choice.bytes, choice.cost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,12 +207,9 @@ class FormatSearch:
     engine: EngineFormats = VLLM
     embeddings: Mapping[str, EmbeddingTable] = field(default_factory=dict)
     """Embeddings to quantize too."""
-    arithmetic: Arithmetic = "integer"
     tuning_steps: int = 0
     """Steps of training the scales."""
     tuning_text: Sequence[Int[Tensor, "1 L"]] = ()
-    tuning_state: Path | None = None
-    """File that keeps the state of that training."""
     on_rounding: OnProgress = ignore_progress
     on_tuning: OnProgress = ignore_progress
 
@@ -294,7 +288,7 @@ class FormatSearch:
         if self.tuning_steps:
             tuning = tune_scales(
                 self.model, module, self.tuning_text or self.rounding_text, self.selection_text,
-                steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
+                steps=self.tuning_steps, on_progress=self.on_tuning,
             )  # fmt: skip
         quantized_embeddings = {
             name: candidates.formats[formats[name]][name]
@@ -312,8 +306,7 @@ class FormatSearch:
             formats=formats, allocation=allocation, embeddings=quantized_embeddings,
             uniform_models=uniform_models,
             uniform_bytes={name: uniform_choices[name].bytes for name in uniform_names},
-            frontier=frontier.curve(), num_weights=candidates.num_weights,
-            other_bytes=self.other_bytes,
+            num_weights=candidates.num_weights, other_bytes=self.other_bytes,
         )  # fmt: skip
 
     def _score_candidates(self) -> Candidates:
@@ -327,13 +320,13 @@ class FormatSearch:
         }  # fmt: skip
         formats = quantize_layers(
             self.model, self.layers, schemes, self.rounding_text, whole_groups=True,
-            arithmetic=self.arithmetic, on_progress=self.on_rounding,
+            on_progress=self.on_rounding,
         )  # fmt: skip
         for format_name, scheme in schemes.items():
             to_nearest = replace(scheme, method=None)
             for name, table in self.embeddings.items():
                 if scheme_fits(table.linear, scheme):
-                    quantized = quantize_layer(table.linear, to_nearest, self.arithmetic)
+                    quantized = quantize_layer(table.linear, to_nearest)
                     formats[format_name][name] = quantized
         batch_size = max(1, _TOKENS // self.selection_text[0].shape[1])
         batches = torch.cat(list(self.selection_text)).split(batch_size)
@@ -354,7 +347,7 @@ class FormatSearch:
                 replacements |= self.embeddings[name].replacements(quantized)
             else:
                 replacements[id(self.layers[name])] = copy_with_own_scale(quantized)
-        return replace_layers(self.model, replacements)
+        return with_modules(self.model, replacements)
 
     def _better_of_uniform(
         self, candidates: Candidates, allocation: Allocation, size: int
@@ -369,7 +362,7 @@ class FormatSearch:
         if not fitting:
             return allocation
         cheapest = min(fitting, key=lambda name: fitting[name].cost)
-        uniform = candidates.uniform_allocation(cheapest, allocation.bound)
+        uniform = candidates.uniform_allocation(cheapest)
         if uniform.choice_indices == allocation.choice_indices:
             return allocation
         models = [

@@ -3,9 +3,8 @@
 Shapes: M tokens, K input channels, N output channels.
 """
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.paged import store_like
-from wakeful.quantization.arithmetic import (
-    LINEARS,
-    Arithmetic,
-    Operands,
-    emulated_product,
-    pack_int4,
-)
+from wakeful.quantization.arithmetic import Operands, emulated_product, integer_product, pack_int4
 from wakeful.quantization.schemes import Scales, Scheme
 from wakeful.quantization.schemes.methods import InputStatistics
 
@@ -65,7 +58,7 @@ class QuantizedLinear(FixedDtypeModule):
 
     fixed_buffers = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
-    def __init__(self, layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> None:
+    def __init__(self, layer: nn.Module, scheme: Scheme) -> None:
         """Create the quantized layer with the shape of a full-precision one; `set_weights` fills
         its buffers. Buffers that the scheme does not need are None.
         """
@@ -73,7 +66,6 @@ class QuantizedLinear(FixedDtypeModule):
         weight, bias = weight_and_bias(layer)
         out_features, in_features = self.out_features, self.in_features = weight.shape
         self.scheme = scheme
-        self.arithmetic: Arithmetic = arithmetic
         assert scheme.weights is not None
         grid = self.grid = scheme.weights
         self.packed = grid.bits <= _PACKED_BITS  # two codes share a byte
@@ -156,18 +148,13 @@ class QuantizedLinear(FixedDtypeModule):
         """Return the layer's output ŷ (..., N) for inputs x (..., K), activations quantized too.
 
         A dynamic scale "per tensor" is computed for each sequence x[b] of x (B, L, K), so that a
-        sequence's output does not depend on the others in its batch. In rows (B · L, K), sequences
-        are distinguished only within a model that `track_batch_shape` prepared.
+        sequence's output does not depend on the others in its batch. In rows (M, K), to which a few
+        models flatten a batch, all tokens share one.
         """
         rows, scales, num_sequences = self._prepare_inputs(x)
-        inputs, outputs = self.scheme.inputs, self.scheme.outputs
-        arithmetic = self.arithmetic
-        if inputs is None and outputs is not None:
-            # Unquantized inputs are multiplied in float32, where arithmetics differ in the last
-            # bit: enough to round some outputs to another number.
-            arithmetic = "reference"
-        multiply = emulated_product if self.scheme.emulated else LINEARS[arithmetic]
-        y = multiply(rows, inputs, scales, self.operands)
+        outputs = self.scheme.outputs
+        multiply = emulated_product if self.scheme.emulated else integer_product
+        y = multiply(rows, self.scheme.inputs, scales, self.operands)
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
@@ -183,7 +170,7 @@ class QuantizedLinear(FixedDtypeModule):
         rows = x.reshape(-1, self.in_features).float()
         if self.divisor is not None:
             rows = rows / self.divisor
-        num_sequences = x.shape[0] if x.ndim > 2 else _batch.num_sequences(len(rows))
+        num_sequences = x.shape[0] if x.ndim > 2 else 1
         grid, scales = self.scheme.inputs, None
         if grid is not None:
             scales = grid.compute_scales(rows, num_sequences, self.input_scale)
@@ -195,58 +182,16 @@ class QuantizedLinear(FixedDtypeModule):
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, scheme={self.scheme}, arithmetic={self.arithmetic}"
+            f"bias={self.bias is not None}, scheme={self.scheme}"
         )
-
-
-class _CurrentBatch(threading.local):
-    """Shape (B, L) of the batch that a model is reading in this thread; (1, 0) for none."""
-
-    shape: tuple[int, int] = (1, 0)
-
-    def num_sequences(self, num_rows: int) -> int:
-        """Return B if `num_rows` is the number of all tokens of the batch, B · L; else 1, since
-        such rows, as those of a single expert, are not whole sequences.
-        """
-        batch, length = self.shape
-        return batch if num_rows == batch * length else 1
-
-
-_batch = _CurrentBatch()
-
-
-def track_batch_shape(model: nn.Module) -> nn.Module:
-    """Add hooks to a model that record the shape of each batch of tokens, in place; return the
-    model.
-
-    Layers that get a batch flattened into rows (OPT's feed-forward networks, shared experts) then
-    compute a dynamic scale per tensor for each sequence.
-    """
-    model.register_forward_pre_hook(_record_batch_shape, with_kwargs=True)
-    model.register_forward_hook(_clear_batch_shape, always_call=True)
-    return model
-
-
-def _record_batch_shape(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Pre-hook of a model that records (B, L) of its token ids (B, L) or embeddings (B, L, D)."""
-    candidates = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    tokens = next((value for value in candidates if isinstance(value, Tensor)), None)
-    if tokens is None:
-        return
-    expected_ndim = 3 if tokens.is_floating_point() else 2
-    if tokens.ndim == expected_ndim:
-        _batch.shape = (tokens.shape[0], tokens.shape[1])
-
-
-def _clear_batch_shape(_model: nn.Module, _args: tuple, _output: object) -> None:
-    _batch.shape = (1, 0)
 
 
 class QuantizedHeads(QuantizedLinear):
     """A quantized projection of our decoder into heads."""
 
-    def __init__(self, layer: Heads, scheme: Scheme, arithmetic: Arithmetic) -> None:
-        super().__init__(layer, scheme, arithmetic)
+    def __init__(self, layer: nn.Module, scheme: Scheme) -> None:
+        super().__init__(layer, scheme)
+        assert isinstance(layer, Heads)
         self.heads, self.norm = layer.heads, layer.norm
         self.rotary: RotationName = layer.rotary
 
@@ -265,23 +210,19 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def quantize_layer(
-    layer: nn.Module,
-    scheme: Scheme,
-    arithmetic: Arithmetic,
-    statistics: InputStatistics | None = None,
+    layer: nn.Module, scheme: Scheme, statistics: InputStatistics | None = None
 ) -> QuantizedLinear:
     """Return a quantized copy of a linear layer with finite weights.
 
     `statistics` of calibration text at the layer are needed by methods and by static scales.
     """
-    return quantize_layer_with_schemes(layer, [scheme], arithmetic, statistics)[0]
+    return quantize_layer_with_schemes(layer, [scheme], statistics)[0]
 
 
 @torch.no_grad()
 def quantize_layer_with_schemes(
     layer: nn.Module,
     schemes: Sequence[Scheme],
-    arithmetic: Arithmetic,
     statistics: InputStatistics | None = None,
     max_weight: Tensor | None = None,
 ) -> list[QuantizedLinear]:
@@ -297,7 +238,8 @@ def quantize_layer_with_schemes(
     divisor = layer_divisor(schemes[0], statistics)
     if divisor is not None:
         weight = weight.float() * divisor
-    quantized_copies = [create_quantized_layer(layer, scheme, arithmetic) for scheme in schemes]
+    kind = QuantizedHeads if isinstance(layer, Heads) else QuantizedLinear
+    quantized_copies = [kind(layer, scheme) for scheme in schemes]
     grids = [quantized.grid for quantized in quantized_copies]
     if max_weight is not None:
         grids = [
@@ -312,17 +254,6 @@ def quantize_layer_with_schemes(
             assert statistics is not None
             quantized.set_static_scales(statistics)
     return quantized_copies
-
-
-def create_quantized_layer(
-    layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic
-) -> QuantizedLinear:
-    """Return a quantized layer of the shape and class of a full-precision one, still without
-    weights.
-    """
-    if isinstance(layer, Heads):
-        return QuantizedHeads(layer, scheme, arithmetic)
-    return QuantizedLinear(layer, scheme, arithmetic)
 
 
 def layer_divisor(scheme: Scheme, statistics: InputStatistics | None) -> Tensor | None:

@@ -25,8 +25,7 @@ from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
 from wakeful.probes import exact
 from wakeful.probes.experts import Experts
-from wakeful.probes.huggingface import stream_of
-from wakeful.probes.running import block_paths, check_causal, logits_of, named_blocks
+from wakeful.probes.running import block_paths, check_causal, logits_of
 from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.convert import prepare_for_layers, quantized_layers
 
@@ -37,7 +36,7 @@ LAYER_SCHEMA = {
     "scheme": pl.String,  # "" for figures of the full-precision model
     "module": pl.String,
     "layer": pl.Int64,  # the block; null outside the blocks
-    "kind": pl.String,  # the module's name in its block, or "block" for the block's output
+    "kind": pl.String,  # the module's name in its block
     "position": pl.String,  # "first", "rest", "all"
     "metric": pl.String,
     "value": pl.Float64,
@@ -138,10 +137,9 @@ def measure_damage(
     """Compare a model with its quantized versions (by scheme name) on the same sequences.
 
     The result's table `layers` holds, for the first token and the rest separately:
-    `relative_error`, ‖ŷ − y‖ / ‖y‖ of every quantized layer given the full-precision input;
-    `input_kurtosis` of every layer's input and `kurtosis` of every block's output, both in the
-    full-precision model. All tokens of an expert count as the rest, and the experts of one
-    projection have one row, their mean.
+    `relative_error`, ‖ŷ − y‖ / ‖y‖ of every quantized layer given the full-precision input, and
+    `input_kurtosis` of every layer's input in the full-precision model. All tokens of an expert
+    count as the rest, and the experts of one projection have one row, their mean.
     """
     check_causal(name, model)
     # Quantizing unfuses experts and folds a decoder first, and a folded embedding unties the head:
@@ -150,22 +148,15 @@ def measure_damage(
               for name in quantized_layers(quantized_model)}  # fmt: skip
     has_these_layers = isinstance(model, Decoder) and not model.embedding.folded_name
     prepared = model if has_these_layers else prepare_for_layers(model, layers)
-    paths = block_paths(prepared)
-    paths |= {block: (index, "block") for index, block in enumerate(named_blocks(model))}
-    figures = _LayerFigures(paths)
+    figures = _LayerFigures(block_paths(prepared))
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
     for done, tokens in enumerate(sequences, start=1):
-        with (
-            _record_layer_errors(prepared, quantized, figures),
-            _record_block_outputs(model) as block_outputs,
-        ):
+        with _record_layer_errors(prepared, quantized, figures):
             reference, targets = logits_and_targets(model, tokens)
             if prepared is not model:
                 logits_of(prepared, tokens)  # so that its layers are compared
-        for block, h in block_outputs.items():
-            figures.add("", block, "kurtosis", _kurtosis_by_position(h))
         counts.append(len(targets))
         full.nll.append(total_nll(reference, targets))
         for scheme, quantized_model in quantized.items():
@@ -260,18 +251,6 @@ def _record_layer_errors(
 
     with hooked({name: modules[name] for name in names}, before=compare):
         yield
-
-
-@contextmanager
-def _record_block_outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that a forward pass fills with every block's output (L, D), by name."""
-    outputs: dict[str, Tensor] = {}
-
-    def record(name: str, _args: tuple[Any, ...], output: object) -> None:
-        outputs[name] = stream_of(output)[0]
-
-    with hooked(named_blocks(model), after=record):
-        yield outputs
 
 
 def total_nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:

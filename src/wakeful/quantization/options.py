@@ -8,10 +8,7 @@ from wakeful.config.reading import ReadingOptions
 from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.errors import WakefulError
 
-ScaleKind = Literal["dynamic", "static"]
-CacheName = Literal["", "fp8", "int8"]
 EngineName = Literal["vllm", "llama.cpp"]
-ArithmeticName = Literal["reference", "integer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +19,6 @@ class QuantizeOptions(ReadingOptions):
     """A scheme's name (listed below) or expression: scheme(weights=absmax(bits=6, per="channel")).
     None: fine, moderate, coarse, w4. With --bits, --bytes or --loss: formats to choose from instead
     of the engine's."""
-    scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
-    """Activation scales: computed from the current tensor (dynamic) or from calibration text
-    (static). With both, schemes are measured with each kind that they allow."""
     num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
     calibration_sequences: HowMuch[int] = 16
@@ -35,18 +29,13 @@ class QuantizeOptions(ReadingOptions):
     save: Where[str] = ""
     """Folder to create with the quantized model in the format compressed-tensors, which
     Transformers and vLLM load. Needs a single scheme that the format supports."""
-    arithmetic: ArithmeticName = "integer"
-    """Multiply dequantized numbers (reference) or int8 codes (integer); equal up to rounding."""
     skip: What[tuple[str, ...]] = ()
     """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
-    layer_schemes: What[tuple[str, ...]] = ()
-    """Other schemes for single layers, by name or pattern: lm_head=w8a8."""
     sensitivity: How[bool] = False
     """Rank layers by the loss increase when each alone is quantized. Needs a single scheme."""
     for_: How[EngineName] = "vllm"
     """Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0, Q5_0, Q8_0 and
-    F16, also for embeddings and head; --save NAME.gguf writes the file, NAME.txt the flags of
-    llama-quantize."""
+    F16, also for embeddings and head; --save NAME.gguf writes the file."""
     bits: HowMuch[float] = 0.0
     """Choose a format for each layer, with at most this many bits per weight on average, scales
     included, embeddings and head not. 0: every layer has the same scheme."""
@@ -55,25 +44,18 @@ class QuantizeOptions(ReadingOptions):
     loss: HowMuch[float] = 0.0
     """Choose a format for each layer, with the fewest bytes that raise the loss by at most this
     many nats per token."""
-    cache: How[CacheName] = ""
-    """With --bits, --bytes or --loss: also store keys and values in 8 bits, with a scale per tensor
-    from calibration text. Empty: full precision."""
     tune: HowMuch[int] = 0
     """Steps of training the scales of the chosen formats by KL from the full-precision model, each
     on about 1,024 further tokens of calibration text. The trained scales are used only if they
     lower the KL on other text."""
-    tuning_state: Where[str] = ""
-    """File that stores the state of --tune, from which the same command continues."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
         AtLeast("bits bytes loss tune", 0),
         Needs("tune", "bits bytes loss", "it trains the scales of chosen formats"),
-        Needs("tuning_state", "tune", "it is the state of that training"),
         Excludes("bits", "bytes loss", "each limits the size of the file"),
         Excludes("bytes", "loss", "each limits the size of the file"),
-        Excludes("bits bytes loss", "scales layer_schemes sensitivity", "they choose the formats"),
-        Needs("cache", "bits bytes loss", "otherwise the scheme says it"),
+        Excludes("bits bytes loss", "sensitivity", "they choose the formats"),
         Needs("for_", "bits bytes loss", "it is the engine whose formats are chosen"),
     )
 
@@ -97,10 +79,3 @@ class QuantizeOptions(ReadingOptions):
         for name, reason in reasons.items():
             if self.chooses_formats and getattr(self, name) < 2:
                 raise WakefulError(f"{name} = {getattr(self, name)}: give 2 or more, {reason}")
-        for pair in self.layer_schemes:
-            if not all(pair.partition("=")):  # a pattern, the sign and a scheme
-                raise WakefulError(
-                    f"layer_schemes = {pair!r}: must be PATTERN=SCHEME, as lm_head=w8a8"
-                )
-        if not self.scales:
-            raise WakefulError("name at least one kind of scales")

@@ -1,6 +1,5 @@
-"""Report of the damage of quantization."""
+"""Reports of the damage of quantization: of one model, and of several models by several schemes."""
 
-import copy
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import altair as alt
-import polars as pl
 
 from wakeful.config.commands import format_command_line
 from wakeful.config.reading import LENGTH, longest_prompt
+from wakeful.errors import WakefulError
 from wakeful.estimates import (
     INTERVAL,
     format_estimate,
@@ -22,6 +21,7 @@ from wakeful.estimates import (
 )
 from wakeful.generation import generation_step
 from wakeful.paths import free_folder
+from wakeful.quantization.compressed import compressed_config
 from wakeful.quantization.damage import (
     GRADES,
     HARMLESS,
@@ -36,22 +36,19 @@ from wakeful.quantization.damage import (
 from wakeful.quantization.format_search import MixedModel
 from wakeful.quantization.mixed_report import comparison_sentence, mixed_model_section
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.quantization.schemes import NAMED, Scheme
+from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.schemes.methods import Gptq
 from wakeful.quantization.sensitivity import LayerCost, cost_frame, describe_costs
 from wakeful.reports import charts
-from wakeful.reports.terms import explain
 from wakeful.reports.value import (
     Cell,
     Chart,
     Findings,
     Fold,
-    Legend,
     NextStep,
     Part,
     Report,
     Section,
-    SideBySide,
     Table,
     Text,
     glossary,
@@ -60,15 +57,10 @@ from wakeful.reports.value import (
     terms,
 )
 
-_POSITIONS = ("rest", "first")
-_GAUSSIAN = 3.0
-"""The kurtosis of a normal distribution."""
-_SMALL_GROUP = 32
-"""Input channels of a small group of weights."""
 _NUM_COSTLIEST = 10
 """Number of layers whose costs are shown; all are in sensitivity.parquet."""
-_MAX_LOG_RATIO = 0.05
-"""Median |ln| of the ratio of two schemes' errors, below which they are nearly the same."""
+_ERROR_RANGE = (0.001, 1.0)
+"""Range of the color scale of relative errors, the same in every map."""
 
 
 def model_card_rows(damage: Damage, scheme: str = "") -> Iterator[tuple[str, str, str]]:
@@ -118,44 +110,6 @@ def perplexity_with_interval(figures: Mapping[str, Any], num_sequences: int) -> 
     return format_perplexity(math.log(value), error / value, num_sequences)
 
 
-def _draw_scatter(damage: Damage) -> charts.Drawing:
-    """Draw every layer's relative error over the kurtosis of its input, with one color per
-    scheme.
-    """
-    frames = [
-        layer_errors(damage, name).select(
-            pl.lit(name).alias("scheme"), "module", "value", kurtosis="kurtosis_rest"
-        )
-        for name in damage.schemes
-    ]
-    return draw_error_over_kurtosis(pl.concat(frames), "scheme", [*damage.schemes], height=300)
-
-
-def draw_error_over_kurtosis(
-    frame: pl.DataFrame, color_column: str, names: Sequence[str], *, height: int
-) -> charts.Drawing:
-    """Draw one point per layer: its relative error over the kurtosis of its input.
-
-    `frame` has the columns module, value (the error) and kurtosis; `color_column` is a further one,
-    whose values `names` get a color and a shape each.
-    """
-    x = alt.X(
-        "kurtosis:Q",
-        title=["kurtosis of the layer's input,", "all but the first token"],
-        scale=alt.Scale(type="log", nice=False, padding=8),
-        axis=alt.Axis(format="~g", tickCount=5),
-    )
-    y = _log_axis("relative error", "~p", padding=8)
-    # Logarithmic axes show positive numbers only.
-    frame = charts.round_digits(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
-    tooltip = [f"{color_column}:N", "module:N", charts.tip("kurtosis", ".4~g"), _ERROR_TOOLTIP]
-    return charts.scatter(frame, color_column, names, x, y, tooltip, height=height)
-
-
-_ERROR_RANGE = (0.001, 1.0)
-"""Range of the color scale of relative errors, the same in every map."""
-
-
 def _draw_error_map(damage: Damage, scheme: str) -> charts.Drawing:
     """Draw a heatmap of every layer's relative error under a scheme: block index by kind of
     layer.
@@ -170,67 +124,9 @@ def _draw_error_map(damage: Damage, scheme: str) -> charts.Drawing:
         alt.Legend(title="relative error", format="~p", tickCount=4),
         type="log",
         domain=_ERROR_RANGE,
-        tooltip=["module:N", _ERROR_TOOLTIP],
+        tooltip=["module:N", charts.tip("value", ".3~%", title="relative error")],
     )
     return charts.wide(chart, 22 * len(kinds))
-
-
-def _draw_block_errors(damage: Damage) -> charts.Drawing:
-    """Draw one line per scheme over blocks: the root mean square of the relative errors of a
-    block's layers, at all tokens but the first.
-    """
-    root_mean_square = pl.col("value").pow(2).mean().sqrt()
-    frames = []
-    for name in damage.schemes:
-        errors = layer_errors(damage, name, "rest")
-        blocks = _aggregate_blocks(errors, "value", root_mean_square)
-        frames.append(blocks.with_columns(scheme=pl.lit(name)))
-    frame = pl.concat(frames).filter(pl.col("value") > 0)  # which the logarithmic axis can show
-    y = _log_axis("relative error of layers", "~p")
-    lines = charts.draw_lines(
-        frame, "scheme", [*damage.schemes], charts.LAYERS, y,
-        ["scheme:N", "layer:Q", _ERROR_TOOLTIP], points=True, outliers=True,
-    )  # fmt: skip
-    return charts.wide(lines, 240)
-
-
-def _draw_block_kurtosis(damage: Damage) -> charts.Drawing:
-    """Draw the mean kurtosis of layers' inputs over blocks, at the first token and at the rest."""
-    # The kurtosis is the same under all schemes: take the one that has the most layers.
-    errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
-    frames = []
-    for position in _POSITIONS:
-        column = f"kurtosis_{position}"
-        blocks = _aggregate_blocks(errors, column, pl.col(column).mean())
-        frames.append(blocks.with_columns(position=pl.lit(position)))
-    frame = pl.concat(frames).filter(pl.col("value") > 0)  # which the logarithmic axis can show
-    base = alt.Chart(charts.round_digits(frame)).encode(x=charts.LAYERS)
-    y = _log_axis("kurtosis of layers' inputs", "~g")
-    dash = charts.encode_names(
-        alt.StrokeDash, "position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend()
-    )
-    line = base.mark_line(strokeWidth=2, color=charts.PALETTE[-1]).encode(y=y, strokeDash=dash)
-    tooltip = ["position:N", "layer:Q", charts.tip("value", ".4~g", title="kurtosis")]
-    gaussian = charts.line_at("y", _GAUSSIAN, "gaussian", tooltip=alt.value("a Gaussian has 3"))
-    return charts.wide(alt.layer(gaussian, line, charts.nearest_points(base, tooltip, y)), 240)
-
-
-def _aggregate_blocks(errors: pl.DataFrame, column: str, mean: pl.Expr) -> pl.DataFrame:
-    """Return one row per block, with an aggregate `mean` of its layers' finite values as `value`.
-
-    `errors` has one row per layer (see `layer_errors`), and `mean` aggregates its `column`.
-    """
-    finite_rows = errors.drop_nulls("layer").filter(pl.col(column).is_finite())
-    return finite_rows.group_by("layer").agg(value=mean).sort("layer")
-
-
-_ERROR_TOOLTIP = charts.tip("value", ".3~%", title="relative error")
-
-
-def _log_axis(title: str, number_format: str, **scale: Any) -> alt.Y:
-    """Return a logarithmic y axis of the column `value`; `scale` holds options of `alt.Scale`."""
-    axis = alt.Axis(format=number_format, tickCount=5)
-    return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", **scale), axis=axis)
 
 
 def damage_headline(damage: Damage) -> str:
@@ -242,12 +138,6 @@ def damage_headline(damage: Damage) -> str:
     return f"{damage.measurement.name} quantized: {grades}."
 
 
-_SAVED = "w8a8"
-"""A scheme in which every model can be saved that can be saved at all."""
-_FEW_OUTLIERS = 6.0
-"""Median kurtosis of layers' inputs below which no rotation is suggested; a Gaussian has 3."""
-
-
 def suggest_next_step(
     damage: Damage, source: str, options: QuantizeOptions | None = None
 ) -> NextStep:
@@ -257,106 +147,62 @@ def suggest_next_step(
     than the best scheme. `source` is the model's name as the user gave it; the command repeats all
     other `options` of the call.
     """
-    level_by_scheme = {finding.title: finding.level for finding in damage_findings(damage)}
-    harmless = [name for name, level in level_by_scheme.items() if level == "good"]
     options = options or QuantizeOptions()
+    levels = {name: grade_damage(damage, name) for name in damage.schemes}
+    harmless = [name for name, level in levels.items() if level == "good"]
+    savable = [name for name in harmless if _can_be_saved(damage.schemes[name])]
+    if savable:
+        best = damage.schemes[min(savable, key=lambda name: damage.bytes[name])]
+        folder = str(free_folder(f"{source.rstrip('/')}-quantized"))
+        command = _quantize_command(source, options, [best.expression], save=folder)
+        return NextStep("save the smallest harmless scheme", command)
     if harmless:
-        return _suggest_saving(damage, source, options, harmless)
-    if "unsure" in level_by_scheme.values():
+        reason = "no harmless scheme measured here can be saved as compressed-tensors"
+        command = _quantize_command(source, options, ["w8a8"])
+        return NextStep(f"{reason}: measure w8a8, which can", command)
+    if "unsure" in levels.values():
         schemes = [scheme.expression for scheme in damage.schemes.values()]
         num_sequences = 4 * len(damage.measurement.counts)  # half as wide an interval
-        command = _quantize_command(
-            source, options, schemes, keep_sensitivity=True, num_sequences=num_sequences
-        )
+        command = _quantize_command(source, options, schemes, num_sequences=num_sequences)
         return NextStep("the text is too short to tell: measure on more of it", command)
     return _suggest_less_damage(damage, source, options)
 
 
-def _suggest_saving(
-    damage: Damage, source: str, options: QuantizeOptions, harmless: Sequence[str]
-) -> NextStep:
-    """Return the command that saves the smallest of some `harmless` schemes.
-
-    If none of them can be saved, measuring w8a8 is suggested if that can be and was not measured,
-    or else evaluating the full model.
-    """
-    savable = [name for name in harmless if name in damage.savable]
-    if savable:
-        best = min(savable, key=lambda name: damage.bytes[name])
-        scheme, folder = damage.schemes[best], str(free_folder(f"{source.rstrip('/')}-quantized"))
-        # The expression includes the kind of scales.
-        command = _quantize_command(source, options, [scheme.expression], save=folder)
-        return NextStep("save the smallest harmless scheme", command)
-    reason = "no harmless scheme measured here can be saved as compressed-tensors"
-    if _SAVED in damage.savable and NAMED[_SAVED] not in damage.schemes.values():
-        command = _quantize_command(source, options, [_SAVED], layer_schemes=())
-        return NextStep(f"{reason}: measure {_SAVED}, which can", command)
-    parts = ["wakeful evaluate", shlex.quote(source), options.text_flags]
-    return NextStep(f"{reason}: evaluate the original model", " ".join(filter(None, parts)))
+def _can_be_saved(scheme: Scheme) -> bool:
+    """Tell whether compressed-tensors can hold a scheme, in a model whose layers it can hold."""
+    try:
+        compressed_config({scheme: ()})
+    except WakefulError:
+        return False
+    return True
 
 
 def _suggest_less_damage(damage: Damage, source: str, options: QuantizeOptions) -> NextStep:
-    """Return a command that may give less damage than the best scheme: finer schemes or a cure."""
+    """Return a command that may give less damage than the best scheme: GPTQ or a cure."""
     losses = {name: damage.measurement.loss_increase(name)[0] for name in damage.schemes}
     best = min(losses, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     finding = f"{best} costs {'the least loss' if len(losses) > 1 else 'too much loss'}"
     scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"
-    kurtosis = layer_errors(damage, best)["kurtosis_rest"].median()
-    few_outliers = isinstance(kurtosis, float) and kurtosis < _FEW_OUTLIERS
-    reason, finer = _finer_schemes(scheme, few_outliers=few_outliers)
-    measured = damage.schemes.values()
-    unmeasured = [finer_scheme for finer_scheme in finer if finer_scheme not in measured]
-    if unmeasured:
-        command = _quantize_command(source, options, map(str, unmeasured))
-        return NextStep(f"{finding}{reason}", command)
-    if reason:  # finer schemes were measured, or there is none
-        command = f"{cure} --for {shlex.quote(scheme.expression)}"
-        return NextStep(f"{finding}: let the model be cured for it", command)
-    advice = f"{finding}, and rounds activations: rotate their outliers away first"
-    return NextStep(advice, f"{cure} --rotate hadamard")
-
-
-def _finer_schemes(scheme: Scheme, *, few_outliers: bool) -> tuple[str, list[Scheme]]:
-    """Return the reason for schemes that may cost less loss than a given one, in words, and these
-    schemes.
-
-    The list is empty where a cure may help instead. The reason is empty too where that cure is a
-    rotation, which spreads outliers of activations.
-    """
-    if scheme.weights is None:
-        return ": give the cache more bits", [NAMED["kv8"]]
-    # Outliers, which a rotation spreads, do less harm in groups and in floating-point formats.
-    if any(grid.group or grid.emulated for _, grid in scheme.activations):
-        return ", and rounds activations", []
-    if scheme.activations and few_outliers:  # as in a rotated model: rotating again is no use
-        return ", and its inputs have few outliers: give each token a scale", [NAMED["fine"]]
-    if scheme.activations:
-        return "", []
-    # Only weights are quantized, which no rotation helps: finer rounding and groups do.
-    finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
-    if not 0 < scheme.weights.group <= _SMALL_GROUP and scheme.weights.per == "channel":
-        small_groups = copy.copy(scheme.weights)
-        small_groups.group = _SMALL_GROUP
-        finer.append(Scheme(weights=small_groups, method=Gptq()))
-    if not finer:
-        return ", with a method and small groups already: use more bits", [NAMED["fine"]]
-    return " and rounds only weights: GPTQ or smaller groups may help", finer
+    if scheme.weights is not None and not scheme.activations and scheme.method is None:
+        command = _quantize_command(source, options, [str(replace(scheme, method=Gptq()))])
+        return NextStep(f"{finding} and rounds only weights: GPTQ may help", command)
+    if any(not grid.group and not grid.emulated for _, grid in scheme.activations):
+        # Whole numbers with one scale per tensor or token suffer from outliers.
+        advice = f"{finding}, and rounds activations: rotate their outliers away first"
+        return NextStep(advice, f"{cure} --rotate hadamard")
+    command = f"{cure} --for {shlex.quote(scheme.expression)}"
+    return NextStep(f"{finding}: let the model be cured for it", command)
 
 
 def _quantize_command(
-    source: str, options: QuantizeOptions, schemes: Iterable[str], *,
-    keep_sensitivity: bool = False, **changes: Any,
-) -> str:  # fmt: skip
-    """Return the `wakeful quantize` command with these schemes and all other options of a call.
-
-    --save is left out and, unless `keep_sensitivity`, --sensitivity; `changes` replace options.
+    source: str, options: QuantizeOptions, schemes: Iterable[str], **changes: Any
+) -> str:
+    """Return the `wakeful quantize` command with these schemes and all other options of a call,
+    without --save and --sensitivity; `changes` replace options.
     """
     # In double quotes, an expression stays readable in a shell's single ones.
     expressions = tuple(dict.fromkeys(expression.replace("'", '"') for expression in schemes))
-    # Static scales are part of an expression, so that --scales has its default.
-    new_options: dict[str, Any] = {"scheme": expressions, "scales": ("dynamic",), "save": ""}
-    if not keep_sensitivity:
-        new_options["sensitivity"] = False
+    new_options: dict[str, Any] = {"scheme": expressions, "save": "", "sensitivity": False}
     return format_command_line("quantize", replace(options, **(new_options | changes)), source)
 
 
@@ -367,12 +213,9 @@ def steps_after_saving(
 
     It is compared with the original, `source`, on the text that the flags `reading` name; the
     prompts for speed and generation are as long as the model's `context` allows. `folder` may also
-    be a .gguf file, or a .txt file with flags of llama-quantize, which makes the model from them.
+    be a .gguf file.
     """
     model, saved = shlex.quote(source), shlex.quote(folder)
-    if folder.endswith(".txt"):
-        command = f"llama-quantize $(cat {saved}) model-f16.gguf model.gguf Q4_0"
-        return [NextStep("give each matrix its type", command)]
     serve = f"llama-server -m {saved}" if folder.endswith(".gguf") else f"vllm serve {saved}"
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, saved, reading]))
     comparison = NextStep("compare it with the original", evaluate)
@@ -411,7 +254,7 @@ def quantization_report(
     steps = _next_steps(damage, source or damage.measurement.name, options, context, saved,
                         mixed_model)  # fmt: skip
     file_note = ""
-    if saved and not saved["folder"].endswith(".txt"):
+    if saved:
         share = saved["bytes"] / summary["bytes"]
         size = format_megabytes(saved["bytes"])
         file_note = f"; the saved file has {size}, {share:.3f} of full precision"
@@ -422,15 +265,72 @@ def quantization_report(
         sections.insert(0, mixed_model_section(damage, mixed_model))
     if costs:
         sections.append(_cost_section(costs, damage))
-    parts = [part for name in damage.schemes for part in _scheme_layer_parts(damage, name)]
     sections += [
-        _single_layer_section(damage, summary["kurtosis_predicts"]),
-        Section("Layer by layer", parts),
+        _layer_section([damage]),
         glossary("kl", "relative_error", "kurtosis"),
         method_section(method or {}),
     ]
     title = f"Quantization of {damage.measurement.name}"
     return Report(title, headlines, steps, sections)
+
+
+def matrix_report(
+    damages: Sequence[Damage],
+    *,
+    method: Mapping[str, str] | None = None,
+    sources: Sequence[str] = (),
+    options: QuantizeOptions | None = None,
+) -> Report:
+    """Return the report of the damage of several models under several schemes.
+
+    Args:
+        damages: one measurement per model, all with the same schemes.
+        method: rows of the section on how it was measured.
+        sources: the models' names as the user gave them, for commands to copy.
+        options: the options of the call, which such commands repeat.
+    """
+    names = [damage.measurement.name for damage in damages]
+    steps: list[NextStep] = []
+    for name, damage, source in zip(names, damages, sources or names, strict=True):
+        step = suggest_next_step(damage, source, options)
+        steps.append(replace(step, text=f"{name}: {step.text}"))
+    sections = [
+        Section("Models and schemes", [
+            _matrix_table(damages),
+            terms([("perplexity", "perplexity"), ("KL", "kl")]),
+            Text("First in each cell the loss increase in nats per token, paired: both models "
+                 "read the same tokens. Weights include tensors in full precision. Seconds: to "
+                 "quantize, calibration included, and to read the text. Do not compare the losses "
+                 "of models with different tokenizers.", "note"),
+        ], brief=True),
+        _layer_section(damages),
+        method_section(method or {}),
+    ]  # fmt: skip
+    title = f"Quantization of {', '.join(names)}"
+    return Report(title, [damage_headline(damage) for damage in damages], steps, sections)
+
+
+def _matrix_table(damages: Sequence[Damage]) -> Table:
+    """Return the table of models (rows) by schemes (columns): losses, sizes and seconds."""
+    rows: list[list[Cell]] = []
+    for damage in damages:
+        summary = damage_summary(damage)
+        perplexity = perplexity_with_interval(summary, summary["sequences"])
+        size = format_megabytes(summary["bytes"])
+        row = [Cell(summary["model"], under=[f"perplexity {perplexity}, {size}"])]
+        for figures in summary["schemes"]:
+            estimates = format_scheme_estimates(figures, summary["sequences"])
+            row.append(Cell(f"{estimates['loss_increase']} nats", under=[
+                GRADES[grade_damage(damage, figures["scheme"])],
+                f"perplexity {estimates['perplexity']}",
+                f"KL {estimates['kl']}",
+                f"{format_megabytes(figures['bytes'])}, {figures['bytes_ratio']:.0%}",
+                f"{figures['quantize_seconds']:.1f} + {figures['read_seconds']:.1f} s",
+            ]))  # fmt: skip
+        rows.append(row)
+    schemes = list(damages[0].schemes)
+    return Table(["model", *schemes], rows, "Damage of each scheme to each model", "paper",
+                 marks=charts.marks(damages))  # fmt: skip
 
 
 def _next_steps(
@@ -482,38 +382,8 @@ def _damage_section(damage: Damage, summary: Mapping[str, Any], file_note: str) 
     ], brief=True)  # fmt: skip
 
 
-def _single_layer_section(damage: Damage, prediction: str) -> Section:
-    """Return the report's section on the error of each layer alone, over its input's kurtosis.
-
-    `prediction` is a sentence on whether kurtosis predicts the error.
-    """
-    names = [*damage.schemes]
-    return Section("Each layer alone", [
-        Text("The error of a layer's output when only that layer is quantized and its input is "
-             "the full-precision one, and the kurtosis of that input's channels. Where kurtosis "
-             "is high, one scale has to serve a few huge channels and many small ones."),
-        Text("Of all tokens but the first. Errors are root mean squares and kurtosis means "
-             "over the layers of a block; a Gaussian has kurtosis 3. Blocks that stand out are "
-             "named.", "note"),
-        Legend(names),
-        SideBySide([
-            Chart("Relative error of each block's layers", partial(_draw_block_errors, damage),
-                  "Relative error", explain("relative_error")),
-            Chart("Kurtosis of the inputs of each block's layers",
-                  partial(_draw_block_kurtosis, damage), "Kurtosis of the inputs",
-                  explain("kurtosis")),
-        ], wide=True),
-        Text("Does error follow kurtosis?", "heading"),
-        Text(prediction),
-        Text(PREDICTION_NOTE, "note"),
-        Legend(names, "shapes"),
-        Chart("Error of layers against the kurtosis of their inputs",
-              partial(_draw_scatter, damage)),
-    ])  # fmt: skip
-
-
 def _cost_section(costs: Sequence[LayerCost], damage: Damage) -> Section:
-    """Return the report's section on the costliest layers: sentences and a table.
+    """Return the report's section on the costliest layers: a sentence and a table.
 
     `costs` begins with the costliest layer.
     """
@@ -529,15 +399,8 @@ def _cost_section(costs: Sequence[LayerCost], damage: Damage) -> Section:
             f"{cost.size:,}",
         ])  # fmt: skip
     columns = ["layer", "alone, nats", "KL", "kurtosis", "bytes"]
-    parts: list[Part] = [Text(sentence) for sentence in describe_costs(costs, damage)]
     table = Table(columns, rows, "Costliest layers")
-    return Section("What layers cost", [*parts, table], brief=True)
-
-
-PREDICTION_NOTE = (
-    "Predicts: Spearman's rank correlation of 0.5 or more, significantly above zero at the 95% "
-    "level, treating layers as independent. The literature disagrees (arXiv 2509.23500)."
-)
+    return Section("What layers cost", [Text(describe_costs(costs, damage)), table], brief=True)
 
 
 def _damage_table(damage: Damage, summary: Mapping[str, Any]) -> Table:
@@ -573,32 +436,23 @@ def _damage_table(damage: Damage, summary: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
-def _scheme_layer_parts(damage: Damage, name: str) -> Iterator[Part]:
-    """Yield a scheme's map of layers' errors and its table of worst layers.
-
-    If its errors are nearly those of an earlier scheme, both are in one closed fold.
+def _layer_section(damages: Sequence[Damage]) -> Section:
+    """Return the report's section on the error of each layer alone: for each model and scheme a map
+    of all layers and a closed table of the worst.
     """
-    if damage.schemes[name].weights is None:
-        yield Text(name, "heading")
-        yield Text("No layer's weights change.", "note")
-        return
-    worst = worst_table(damage, name)
-    drawing = partial(_draw_error_map, damage, name)
-    chart = Chart(f"Relative error of every layer under {name}", drawing)
-    errors = layer_errors(damage, name)["value"]
-    names = list(damage.schemes)
-    for earlier in names[: names.index(name)]:
-        earlier_errors = layer_errors(damage, earlier)["value"]
-        if len(earlier_errors) != len(errors):  # of other layers
-            continue
-        log_ratios = (earlier_errors / errors).log().abs()
-        # No median, where no error is finite, counts as equal errors.
-        if (log_ratios.median() or 0) < _MAX_LOG_RATIO:  # pyright: ignore
-            yield Fold(f"{name}: nearly the same errors as {earlier}", [chart, worst])
-            return
-    yield Text(name, "heading")
-    yield chart
-    yield Fold(f"Worst layers of {name}", [worst], open=name == names[0])
+    parts: list[Part] = [
+        Text("The error of a layer's output when only that layer is quantized and its input is "
+             "the full-precision one.", "note")
+    ]  # fmt: skip
+    for damage in damages:
+        for name, scheme in damage.schemes.items():
+            if scheme.weights is None:  # the cache alone is quantized
+                continue
+            model = f" of {damage.measurement.name}" if len(damages) > 1 else ""
+            title = f"Relative error of every layer{model} under {name}"
+            parts.append(Chart(title, partial(_draw_error_map, damage, name)))
+            parts.append(Fold(f"Worst layers{model} under {name}", [worst_table(damage, name)]))
+    return Section("Layer by layer", parts)
 
 
 def worst_table(damage: Damage, name: str) -> Table:

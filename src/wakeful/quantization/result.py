@@ -16,10 +16,9 @@ from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.compressed import file_bytes, save_compressed
 from wakeful.quantization.convert import quantized_layers, scheme_of
-from wakeful.quantization.damage import Damage, damage_summary, describe_prediction, scheme_rows
+from wakeful.quantization.damage import Damage, damage_summary, scheme_rows
 from wakeful.quantization.format_search import MIXED, MixedModel
 from wakeful.quantization.gguf_file import save_for_llama_cpp
-from wakeful.quantization.matrix_report import matrix_report
 from wakeful.quantization.mixed_report import (
     comparison_sentence,
     describe_formats,
@@ -27,7 +26,7 @@ from wakeful.quantization.mixed_report import (
     mixed_model_summary,
 )
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.quantization.report import model_card_rows, quantization_report
+from wakeful.quantization.report import matrix_report, model_card_rows, quantization_report
 from wakeful.quantization.sensitivity import LayerCost, cost_frame
 from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
@@ -132,7 +131,6 @@ class Quantization(MeasuredResult):
         tokenizer = model.wakeful_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
             model.module, path, tokenizer, card=self._model_card(), stored=model.stored,
-            context=model.context,
         )  # fmt: skip
         return {"folder": str(folder), "bytes": file_bytes(path)}
 
@@ -186,12 +184,8 @@ class QuantizationMatrix(MeasuredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Each model's summary under "models", and whether kurtosis predicts the damage."""
-        figures = {
-            "models": [result.summary for result in self.results.values()],
-            "kurtosis_predicts": describe_prediction(self._damages),
-        }
-        return json.loads(json.dumps(figures))  # as it is read from the file: without tuples
+        """Each model's summary, under "models"."""
+        return {"models": [result.summary for result in self.results.values()]}
 
     @property
     def report(self) -> Report:
@@ -206,23 +200,10 @@ class QuantizationMatrix(MeasuredResult):
             texts = {name: method[title] for name, method in methods.items() if title in method}
             joined_method[title] = same_or_each(texts)
         return matrix_report(
-            self._damages, method=joined_method, heads_note=self._heads_note,
+            self._damages, method=joined_method,
             sources=[result.source for result in self.results.values()],
             options=next(iter(self.results.values())).options,
         )  # fmt: skip
-
-    @property
-    def _heads_note(self) -> str:
-        """A sentence on which models' output heads are quantized; empty if all or none are."""
-        with_head = [name for name, result in self.results.items() if result.head]
-        without_head = [name for name, result in self.results.items() if not result.head]
-        if not with_head or not without_head:
-            return ""
-        return (
-            f"The output head of {', '.join(with_head)} is quantized too, that of "
-            f"{', '.join(without_head)} is tied to the embedding and stays: --skip '*head' leaves "
-            "all of them out."
-        )
 
     def save(self, folder: str | Path) -> Path:
         """Write the measurements of all models, with their page, to a new folder and return it."""

@@ -8,7 +8,6 @@ one backward pass.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -20,8 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, finite_or_none, format_interval, mean_and_error
 from wakeful.probes.experts import put
 from wakeful.quantization.convert import prepare_for_layers, quantized_layers
-from wakeful.quantization.damage import Damage, estimate_fields, layer_errors, rank_correlation
-from wakeful.quantization.layerwise import layers_from_block_on
+from wakeful.quantization.damage import Damage, estimate_fields, layer_errors
 from wakeful.quantization.measure import logits_and_targets, loss_and_kl_per_sequence
 
 
@@ -49,8 +47,7 @@ def measure_layer_costs(
     """Return the loss increase and the KL of quantizing each layer alone, the costliest first.
 
     `quantized_model` is `model` with quantized layers. These are all exchanged for full-precision
-    ones and put back one at a time; at the end all are in place again. A pass starts at the layer's
-    block, from stored outputs of earlier blocks, which are the same for all layers of the block.
+    ones and put back one at a time; at the end all are in place again.
 
     Raises:
         WakefulError: no layer is quantized.
@@ -65,8 +62,7 @@ def measure_layer_costs(
         put(quantized_model, full_layers)  # which makes it the full-precision model
         full_logits = [logits_and_targets(quantized_model, tokens)[0] for tokens in sequences]
         full_losses, _ = loss_and_kl_per_sequence(quantized_model, sequences)
-        names = chain.from_iterable(layers_from_block_on(quantized_model, layers, sequences))
-        for name in names:
+        for name in layers:
             put(quantized_model, {name: layers[name]})
             losses, kl = loss_and_kl_per_sequence(quantized_model, sequences, full_logits)
             put(quantized_model, {name: full_layers[name]})
@@ -95,24 +91,15 @@ def cost_frame(costs: Sequence[LayerCost], damage: Damage) -> pl.DataFrame:
     return pl.DataFrame(rows, schema_overrides={"kurtosis": pl.Float64})
 
 
-def describe_costs(costs: Sequence[LayerCost], damage: Damage) -> list[str]:
-    """Return sentences on the costliest layer, on the sum over layers, and on the correlation of
-    costs with kurtosis. `costs` begins with the costliest layer.
+def describe_costs(costs: Sequence[LayerCost], damage: Damage) -> str:
+    """Return a sentence on the costliest layer and on the sum over layers. `costs` begins with the
+    costliest layer.
     """
     costliest = costs[0]
     highest_cost = format_interval(*costliest.alone, len(damage.measurement.counts), "+")
     total = sum(cost.alone[0] for cost in costs)
-    frame = cost_frame(costs, damage)
-    sentences = [
+    sentence = (
         f"{costliest.name} costs most alone, {highest_cost} nats per token; the costs of all "
         f"{len(costs)} layers, each alone, add up to {total:+.3f}"
-    ]
-    figures = {"alone": "loss that it costs alone", "kl": "KL that it causes alone"}
-    for column, words in figures.items():
-        rho = rank_correlation(frame.with_columns(value=column), "kurtosis")
-        if rho is not None:
-            sentences.append(
-                f"The kurtosis of a layer's input and the {words}: Spearman's ρ = {rho:+.2f} "
-                f"over {len(costs)} layers"
-            )
-    return [sentence.replace("-", "−") for sentence in sentences]  # the signs of costs and of ρ
+    )
+    return sentence.replace("-", "−")  # the signs of costs

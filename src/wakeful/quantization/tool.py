@@ -1,7 +1,7 @@
 """The tool quantize: quantizes models with schemes and measures the damage on a text."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -22,26 +22,18 @@ from wakeful.hf.gguf_out import check_gguf, gguf_bytes
 from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, as_evaluation_data, open_evaluation_data
-from wakeful.loading.session import Session, choose_data, describe_bos, note_duration, open_session
+from wakeful.loading.session import Session, choose_data, describe_bos, open_session
 from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, source_name
 from wakeful.probes.running import as_decoder
-from wakeful.quantization.cache import calibrate_cache, check_cache_support, quantize_cache
-from wakeful.quantization.compressed import (
-    can_compress,
-    check_compressed,
-    compressed_config,
-    state_bytes,
-)
+from wakeful.quantization.cache import check_cache_support
+from wakeful.quantization.compressed import check_compressed, compressed_config, state_bytes
 from wakeful.quantization.convert import (
-    group_by_scheme,
     linear_layers,
     prepare_model,
     quantize_module,
     quantized_layers,
-    scheme_of,
 )
 from wakeful.quantization.damage import Damage
-from wakeful.quantization.durations import estimate_forward_seconds, estimate_rounding_seconds
 from wakeful.quantization.engines import ENGINES, EngineFormats
 from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, MixedModel, split_text
 from wakeful.quantization.formats import matrix_bytes, scheme_fits
@@ -50,8 +42,7 @@ from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.mixed_report import describe_selection
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
-from wakeful.quantization.schemes import NAMED, SCHEMES, Absmax, ScaleKind, Scheme, parse_scheme
-from wakeful.quantization.schemes.grids import E4M3
+from wakeful.quantization.schemes import SCHEMES, Scheme, parse_scheme
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
 from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
@@ -111,17 +102,13 @@ def quantize(
     several = isinstance(model, list | tuple)
     engine = _engine_formats(options) if options.chooses_formats else None
     if engine is None:
-        measured_schemes = expand_schemes(options.scheme or tuple(SCHEMES), options.scales)
+        measured_schemes = parse_schemes(options.scheme or tuple(SCHEMES))
     else:
         measured_schemes = list(engine.schemes.values())
-    pairs = (pair.partition("=") for pair in options.layer_schemes)
-    layer_schemes = {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
     measures = bool(
         options.text or options.out or several or options.sensitivity or options.chooses_formats
     )
-    calibrates = options.chooses_formats or any(
-        scheme.calibrated for scheme in (*measured_schemes, *layer_schemes.values())
-    )
+    calibrates = options.chooses_formats or any(scheme.calibrated for scheme in measured_schemes)
     texts = options.calibration_text
     if texts and not calibrates:
         raise WakefulError(
@@ -142,8 +129,8 @@ def quantize(
             data = open_evaluation_data(options.source, length * num_sequences)
         calibration = [open_evaluation_data(text, length * num_calibration) for text in texts]
         quantizer = _Quantizer(
-            tool_session.models(), options, measured_schemes, layer_schemes, data, counts,
-            calibration, tool_session, engine,
+            tool_session.models(), options, measured_schemes, data, counts, calibration,
+            tool_session, engine,
         )  # fmt: skip
         if several:
             return _quantize_models(quantizer.quantize_next, models or [""], options)
@@ -164,28 +151,19 @@ def _quantize_models(
 ) -> QuantizationMatrix:
     """Quantize and measure several models one after another, and write the results if asked to.
 
-    If one fails, the results of the models before it are written, and the error says where.
+    If one fails, the results of the models before it are written.
     """
     results: dict[str, Quantization] = {}
-
-    def save_results() -> QuantizationMatrix:
-        matrix = QuantizationMatrix(results=results, figures=options.figures)
-        if options.out and results:
-            matrix.save(options.out)
-        return matrix
-
+    matrix = QuantizationMatrix(results=results, figures=options.figures)
     try:
         for source in models:
             result = quantize_next(source)
             # The next model needs the memory of the quantized ones.
             results[result._measured.measurement.name] = replace(result, models={})
-    except BaseException as error:
-        save_results()
-        if not (results and options.out and isinstance(error, WakefulError)):
-            raise
-        note = f"the results of {', '.join(results)} are in {options.out}"
-        raise WakefulError(f"{error}; {note}") from None
-    return save_results()
+    finally:
+        if options.out and results:
+            matrix.save(options.out)
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -204,8 +182,6 @@ class _Quantizer:
     loading: Iterator[Model]
     options: QuantizeOptions
     schemes: Sequence[Scheme]
-    layer_schemes: Mapping[str, Scheme]
-    """Other schemes for single layers, by pattern of their names."""
     data: EvaluationData
     counts: _SequenceCounts
     calibration: Sequence[EvaluationData]
@@ -220,10 +196,10 @@ class _Quantizer:
         Whatever would be refused later, by the cache, the file or the budget, is refused before
         anything is quantized.
         """
-        loaded, options = self._load_next(), self.options
+        loaded, options, counts = self._load_next(), self.options, self.counts
         prepared = prepare_model(loaded.module, options.skip)
         layers = self._layers_to_quantize(prepared)
-        if options.cache or any(scheme.cache is not None for scheme in self.schemes):
+        if any(scheme.cache is not None for scheme in self.schemes):
             check_cache_support(loaded.module)
         if options.save and not self._for_llama_cpp:
             to_save = self._schemes_to_save(layers)
@@ -231,17 +207,14 @@ class _Quantizer:
         length = options.length_for(loaded.context)
         text = choose_data(loaded, options, self.data)
         sequences = self._read_sequences(loaded, text, length)
-        measured, calibration, tuning = self._split_sequences(sequences)
-        search = None
-        if self.engine is not None:
-            search = self._create_search(loaded, self.engine, prepared, layers, calibration, tuning)
-            search.check()
-        self._note_duration(loaded, layers, sequences, search)
+        measured, others = sequences[: counts.measured], sequences[counts.measured :]
+        calibration, tuning = others[: counts.calibration], others[counts.calibration :]
         schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
-        if search is None:
+        if self.engine is None:
             models, seconds = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
-            mixed_model, models, seconds = self._run_search(loaded, search, calibration)
+            search = self._create_search(loaded, self.engine, prepared, layers, calibration, tuning)
+            mixed_model, models, seconds = self._run_search(loaded, search)
             schemes = mixed_model.schemes
         costs: list[LayerCost] = []
         if options.sensitivity:
@@ -249,13 +222,12 @@ class _Quantizer:
         damage = None
         if measured:
             damage = _measure_damage(loaded, models, schemes, seconds, measured, self.session.show)
-            damage = replace(damage, savable=self._savable_schemes(loaded, prepared, layers))
             if mixed_model is not None:
                 damage = replace(damage, bytes=mixed_model.bytes)  # of files, embeddings included
         head, machine = _output_head(prepared), self.session.machine
         method = _method_table(
-            loaded, options, text.name or options.source, len(layers), length,
-            self.counts.calibration, machine,
+            loaded, options, text.name or options.source, len(layers), length, counts.calibration,
+            machine,
         )  # fmt: skip
         if mixed_model is not None:
             method["Formats"] = describe_selection(mixed_model, len(calibration))
@@ -267,18 +239,6 @@ class _Quantizer:
             figures=options.figures, costs=tuple(costs), mixed_model=mixed_model,
         )  # fmt: skip
 
-    def _split_sequences(
-        self, sequences: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Split sequences into those to measure on, to calibrate on and to train scales on."""
-        calibration_start = self.counts.measured
-        tuning_start = calibration_start + self.counts.calibration
-        return (
-            sequences[:calibration_start],
-            sequences[calibration_start:tuning_start],
-            sequences[tuning_start:],
-        )
-
     def _quantize_with_schemes(
         self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
     ) -> tuple[dict[str, Model], dict[str, float]]:
@@ -287,24 +247,29 @@ class _Quantizer:
         seconds: dict[str, float] = {}
         for name, scheme in schemes.items():
             start = time.perf_counter()
-            models[name] = self._quantize_with(loaded, name, scheme, calibration)
+            self.session.show.note(f"quantizing {loaded.name}: {name}")
+            module = quantize_module(
+                loaded.module, scheme, calibration=calibration if scheme.calibrated else (),
+                # A scheme of the cache alone has no layers to skip.
+                skip=() if scheme.weights is None else self.options.skip,
+                on_progress=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
+            )  # fmt: skip
+            models[name] = _as_quantized_model(loaded, name, module)
             synchronize(loaded.device)
             seconds[name] = time.perf_counter() - start
         return models, seconds
 
     def _run_search(
-        self, loaded: Model, search: FormatSearch, calibration: list[Tensor]
+        self, loaded: Model, search: FormatSearch
     ) -> tuple[MixedModel, dict[str, Model], dict[str, float]]:
         """Return the mixed model found, all models to measure by name, and for each of them the
         seconds of the whole search.
         """
         start = time.perf_counter()
         mixed_model = search.find_formats()
-        if self.options.cache:
-            _quantize_caches(mixed_model.modules.values(), self.options.cache, calibration)
         synchronize(loaded.device)
         models = {
-            name: _as_quantized_model(loaded, name, module, name)
+            name: _as_quantized_model(loaded, name, module)
             for name, module in mixed_model.modules.items()
         }
         return mixed_model, models, dict.fromkeys(models, time.perf_counter() - start)
@@ -370,9 +335,7 @@ class _Quantizer:
         return FormatSearch(
             prepared, layers, Budget(options.bits, options.bytes, options.loss),
             rounding_text, selection_text, model_bytes=model_bytes, stored_dtype=stored_dtype,
-            engine=engine, embeddings=embeddings, arithmetic=options.arithmetic,
-            tuning_steps=options.tune, tuning_text=tuning,
-            tuning_state=Path(options.tuning_state) if options.tuning_state else None,
+            engine=engine, embeddings=embeddings, tuning_steps=options.tune, tuning_text=tuning,
             on_rounding=partial(show_count, f"{name}: layers in all formats"),
             on_tuning=partial(show_count, f"{name}: steps of training scales"),
         )  # fmt: skip
@@ -381,34 +344,12 @@ class _Quantizer:
         """Return the scheme in which each layer will be saved, by the layer's name; where formats
         are yet to be chosen, the first that fits the layer stands for them.
         """
-        if not layers:
-            return {}
-        if self.engine is not None:
-            return {
-                name: next(scheme for scheme in self.schemes if scheme_fits(layer, scheme))
-                for name, layer in layers.items()
-            }
-        groups = group_by_scheme(layers, self.schemes[0], self.layer_schemes)
-        return {name: scheme for scheme, group in groups.items() for name in group}
-
-    def _savable_schemes(
-        self, loaded: Model, prepared: nn.Module, layers: Mapping[str, nn.Module]
-    ) -> tuple[str, ...]:
-        """Return the names of the measured schemes, and w8a8, in which the model can be saved.
-
-        With other schemes for single layers only w8a8 is tried, which a report suggests without
-        them.
-        """
-        schemes = {} if self.layer_schemes else {str(scheme): scheme for scheme in self.schemes}
-        schemes["w8a8"] = NAMED["w8a8"]
-
-        def tokenizer() -> Tokenizer | None:
-            return _tokenizer_to_write(loaded)
-
-        return tuple(
-            name for name, scheme in schemes.items()
-            if layers and can_compress(prepared, scheme, layers, tokenizer)
-        )  # fmt: skip
+        if self.engine is None:
+            return dict.fromkeys(layers, self.schemes[0])
+        return {
+            name: next(scheme for scheme in self.schemes if scheme_fits(layer, scheme))
+            for name, layer in layers.items()
+        }
 
     def _read_sequences(self, loaded: Model, text: EvaluationData, length: int) -> list[Tensor]:
         """Return sequences to measure on, then to calibrate on, then to train scales on.
@@ -459,91 +400,20 @@ class _Quantizer:
         in_turn = chain.from_iterable(zip_longest(*tuning_by_text))
         return calibration + [tokens for tokens in in_turn if tokens is not None]
 
-    def _note_duration(
-        self, loaded: Model, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor],
-        search: FormatSearch | None,
-    ) -> None:  # fmt: skip
-        """Show an estimate of how long quantizing and measuring take.
-
-        It is a number of forward passes over a sequence, of which one is timed; a search for
-        formats adds the seconds of rounding.
-        """
-        counts, num_models, seconds = self.counts, len(self.schemes), 0.0
-        if not counts.measured:
-            return
-        if search is None:
-            forwards = self._calibration_passes()
-        else:
-            forwards = self._search_passes(search)
-            seconds = estimate_rounding_seconds(layers, search.engine.schemes)
-            num_models = 1 + len(search.formats_to_measure)
-        # Measuring runs each model, the original included, and compares every layer alone.
-        forwards += 2 * (1 + num_models) * counts.measured
-        if self.options.sensitivity:  # a layer quantized alone is run from its block on: half of
-            forwards += len(layers) / 2 * counts.measured  # the model on average
-        note_duration(
-            self.session.show, f"{loaded.name}: sequences", loaded, tokens=sequences[0].shape[1],
-            total=counts.measured, passes=forwards / counts.measured, seconds=seconds,
-            forward=estimate_forward_seconds(loaded.module, sequences[0]),
-        )  # fmt: skip
-
-    def _calibration_passes(self) -> float:
-        """Return the forward passes over a sequence that calibrate all schemes, one by one."""
-        num_sequences = self.counts.calibration
-        return num_sequences * sum(
-            1.0 if scheme.method is None else scheme.method.forward_passes(num_sequences)
-            for scheme in self.schemes
-            if scheme.calibrated
-        )
-
-    def _search_passes(self, search: FormatSearch) -> int:
-        """Return the forward passes over a sequence of a search for formats; a forward and backward
-        pass counts as three.
-        """
-        counts, num_selection = self.counts, len(search.selection_text)
-        rounding = 3 * (counts.calibration - num_selection)  # for all formats together
-        # Gradients, a product of every layer for each format, and three models to compare.
-        selection = (3 + len(self.schemes) + 3) * num_selection
-        tuning = 4 * counts.tuning  # full precision, and quantized forward and back
-        return rounding + selection + tuning
-
-    def _quantize_with(
-        self, loaded: Model, name: str, scheme: Scheme, calibration: list[Tensor]
-    ) -> Model:
-        """Return a model quantized with one scheme, which progress calls `name`, and with
-        `layer_schemes` where these match.
-        """
-        self.session.show.note(f"quantizing {loaded.name}: {name}")
-        all_schemes = (scheme, *self.layer_schemes.values())
-        needs_calibration = any(one_scheme.calibrated for one_scheme in all_schemes)
-        module = quantize_module(
-            loaded.module, scheme, arithmetic=self.options.arithmetic,
-            calibration=calibration if needs_calibration else (),
-            # A scheme of the cache alone has no layers to skip.
-            skip=() if scheme.weights is None else self.options.skip,
-            layer_schemes=self.layer_schemes,
-            on_progress=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
-        )  # fmt: skip
-        return _as_quantized_model(loaded, name, module, str(scheme))
-
 
 def _engine_formats(options: QuantizeOptions) -> EngineFormats:
     """Return the formats to choose from: the engine's, or the schemes that the options name, the
     smallest first.
 
     Raises:
-        WakefulError: the engine's file cannot hold a scheme or a quantized cache.
+        WakefulError: the engine's file cannot hold a scheme.
     """
     engine = ENGINES[options.for_]
-    if engine.quantizes_embeddings and options.cache:
-        raise WakefulError(
-            "--cache needs --for vllm: llama.cpp sets the type of its cache when it runs"
-        )
     if engine.quantizes_embeddings and options.scheme:
         raise WakefulError("--scheme gives the formats of --for vllm; llama.cpp has its own")
     if not options.scheme:
         return engine
-    schemes = expand_schemes(options.scheme, options.scales)
+    schemes = parse_schemes(options.scheme)
     for scheme in schemes:
         compressed_config({scheme: ()})  # raises if the file cannot hold it
     # Compared by a row so long that its groups are whole in all schemes.
@@ -551,24 +421,10 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
     return replace(engine, schemes={str(scheme): scheme for scheme in ordered})
 
 
-def _quantize_caches(
-    modules: Iterable[nn.Module], format_name: str, calibration: Sequence[Tensor]
-) -> None:
-    """Quantize the key/value caches of models to 8 bits ("fp8" or "int8"), in place."""
-    grid = E4M3(per="tensor") if format_name == "fp8" else Absmax(bits=8, per="tensor")
-    for module in modules:
-        scheme = scheme_of(module)
-        assert scheme is not None
-        calibrate_cache(quantize_cache(module, replace(scheme, cache=grid)), calibration)
-
-
-def _as_quantized_model(loaded: Model, name: str, module: nn.Module, scheme: str) -> Model:
-    """Return a loaded model with a quantized module.
-
-    `name` is added to the model's name, and `scheme` to its architecture.
-    """
+def _as_quantized_model(loaded: Model, scheme: str, module: nn.Module) -> Model:
+    """Return a loaded model with a module quantized by a scheme, which its name mentions."""
     return replace(
-        loaded, name=f"{loaded.name} {name}", module=module, path=None,
+        loaded, name=f"{loaded.name} {scheme}", module=module, path=None,
         architecture=f"{loaded.architecture}, {scheme}",
     )  # fmt: skip
 
@@ -589,26 +445,18 @@ def _output_head(model: nn.Module) -> nn.Module | None:
     return None if get_head is None else get_head()
 
 
-def expand_schemes(names: Sequence[str], kinds: Sequence[ScaleKind]) -> list[Scheme]:
-    """Return the named schemes, each with every kind of activation scales that it allows.
-
-    With both kinds, a scheme that cannot be static is dynamic only; one whose expression says
-    static is static only. Modules that expressions name are imported.
+def parse_schemes(expressions: Sequence[str]) -> list[Scheme]:
+    """Return the schemes of expressions; modules that these name are imported.
 
     Raises:
-        WakefulError: a scheme is named twice, or cannot be static and only that is asked for.
+        WakefulError: an expression does not parse, or a scheme is named twice.
     """
     schemes: list[Scheme] = []
-    for name in names:
-        scheme = parse_scheme(name, imports=True)
-        wanted_kinds = kinds if scheme.scales == "dynamic" else ("static",)
-        for kind in wanted_kinds:
-            if kind == "static" and "dynamic" in kinds and not scheme.can_be_static:
-                continue
-            variant = scheme.with_scales(kind)
-            if variant in schemes:
-                raise WakefulError(f"scheme {variant} is named twice")
-            schemes.append(variant)
+    for expression in expressions:
+        scheme = parse_scheme(expression, imports=True)
+        if scheme in schemes:
+            raise WakefulError(f"scheme {scheme} is named twice")
+        schemes.append(scheme)
     return schemes
 
 
@@ -642,11 +490,8 @@ def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models:
             "--scheme"
         )
     if options.for_ == "llama.cpp":
-        if Path(options.save).suffix not in (".gguf", ".txt"):
-            raise WakefulError(
-                f"--save {options.save}: for llama.cpp it is NAME.gguf, or NAME.txt for the flags "
-                "of llama-quantize"
-            )
+        if Path(options.save).suffix != ".gguf":
+            raise WakefulError(f"--save {options.save}: for llama.cpp it is NAME.gguf")
     else:
         compressed_config({schemes[0]: ()})  # raises if the format does not support the scheme
     saved, out = Path(options.save).resolve(), Path(options.out).resolve()
@@ -718,8 +563,6 @@ def _method_table(
             f"{num_layers} linear layers; embeddings, norms and a head tied to an embedding stay"
         )
         layers += f", and what matches {', '.join(options.skip)}" if options.skip else ""
-        if options.layer_schemes:
-            layers += f"; with other schemes: {', '.join(options.layer_schemes)}"
     calibration = {}
     if num_calibration:
         texts = " and ".join(options.calibration_text)
@@ -736,12 +579,7 @@ def _method_table(
         f"model in {dtype_name(loaded)}",
         "Intervals": f"± or in parentheses: the {INTERVAL} over sequences; of a perplexity, exp of "
         "its loss's interval; of a change of the loss, paired on the same tokens",
-        "KL": "from the full-precision model's next-token distribution to the quantized model's, "
-        "nats per token",
-        "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input",
-        "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model",
         "Scales": f"dynamic: of the current tensor, one sequence at a time{static}",
         **calibration,
-        "Arithmetic": f"{options.arithmetic}; number formats and emulated schemes in float32",
         "Machine": str(machine),
     }
