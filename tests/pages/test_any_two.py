@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 import wakeful
@@ -48,17 +47,3 @@ def test_an_interrupted_comparison_says_how_to_go_on(folder: Path) -> None:
     with pytest.raises(WakefulError, match=r"--resume, or choose one that has, .*: =b, c"):
         wakeful.report(folder)
     assert read_comparison(folder, "c").variants == ("c", "=b")
-
-
-@pytest.mark.slow
-def test_figures_are_written_as_the_rows_they_draw(folder: Path, tmp_path: Path) -> None:
-    wakeful.report(folder).save_figures(tmp_path / "figures", ["csv"])
-    files = {file.name: pl.read_csv(file) for file in (tmp_path / "figures").iterdir()}
-    assert files.keys() >= {"training-loss.csv", "final-validation-loss-minus-that-of-a.csv"}
-    for rows in files.values():
-        assert len(rows) > 0
-        assert not rows.is_duplicated().any()
-    loss = files["training-loss.csv"]
-    assert set(loss["variant"]) == {"a", "'=b", "c"}  # and no formula
-    last = loss.filter(pl.col("step") == 40).sort("value")["variant"]
-    assert last.to_list() == ["'=b", "a", "c"]

@@ -1,7 +1,6 @@
 """What every page has: a verdict in short, what to do next, contents, and charts that draw."""
 
 import html
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import polars as pl
 import pytest
 
 import wakeful.reports.html as html_pages
-from pages.browser import browsed, needs_browser, saved_by
+from pages.browser import browsed, needs_browser
 from pages.synthetic import damage, diagnosis, inheritance
 from pages.test_report import make_comparison, make_run
 from wakeful.diagnosis.report import after_cure, diagnosis_report, layer_charts
@@ -270,25 +268,3 @@ def test_a_browser_draws_every_chart_without_an_error(
     assert "could not be drawn" not in shown
     assert shown.count('class="save"') == specs
     assert shown.count("mark-group role-frame root") == specs
-
-
-@pytest.mark.long
-@needs_browser
-def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
-    found = diagnosis("a")
-    assert found.attention is not None
-    page = write_page(diagnosis_report([found], method=METHOD), tmp_path / "page.html")
-    (saved,) = saved_by(page, '[aria-label^="Save Attention of a sink head"][aria-label$="CSV"]')
-    saved = pl.read_csv(io.StringIO(saved)).with_columns(
-        pl.col("head").str.extract_groups(r"layer (?<layer>\d+), head (?<number>\d+)").alias("of")
-    )
-    saved = saved.unnest("of").select(
-        pl.col("layer", "number").cast(pl.Int64), "query", "key", "weight"
-    )
-    both = found.attention.join(
-        saved, left_on=["layer", "head", "query", "key"],
-        right_on=["layer", "number", "query", "key"],
-    )  # fmt: skip
-    assert len(saved) == len(both) == len(found.attention.filter(pl.col("query") < 24))
-    # A root of 86 levels is off by half of 1/85, so its square by 0.012; two digits add 0.005.
-    assert both["weight"].to_numpy() == pytest.approx(both["value"].to_numpy(), abs=0.017)

@@ -1,6 +1,5 @@
 """Reports: what they say, that they are whole, and that nothing in a run can break out of them."""
 
-import csv
 import io
 import json
 import math
@@ -14,7 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from wakeful.cli import main
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
@@ -244,7 +242,7 @@ def test_charts_are_written_for_papers(tmp_path: Path, suffix: str, magic: bytes
         assert chart is not None
         path = save_chart(chart, tmp_path / f"{number}.{suffix}")
         assert path.read_bytes().startswith(magic)
-    with pytest.raises(WakefulError, match=r"\.svg, \.png, \.pdf or \.csv"):
+    with pytest.raises(WakefulError, match=r"\.svg, \.png or \.pdf"):
         save_chart(training_loss_chart(comparison), tmp_path / "x.gif")
 
 
@@ -321,34 +319,3 @@ def test_two_seeds_are_told_to_be_few_and_every_figure_has_the_same_interval(
     assert (row["perplexity_low"], row["perplexity_high"]) == pytest.approx(
         (math.exp(row["loss_low"]), math.exp(row["loss_high"]))
     )
-
-
-@pytest.mark.slow
-def test_the_table_of_results_is_written_in_three_formats(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_comparison(tmp_path / "c", {"a_1": 0.0, "=b": -0.5}, [0, 1, 2])
-    command = ["report", str(folder), "--table", "csv", "tex", "md", "--figures", "csv"]
-    assert main(command) == 0
-    row = summary_table(read_comparison(folder)).row(1, named=True)
-    text = (folder / "results.csv").read_text()
-    assert (folder / "figures" / "results.csv").read_text() == text
-    with (folder / "results.csv").open() as file:
-        _, second = csv.DictReader(file)
-    assert second["variant"] == "'=b"
-    for name in ("loss", "loss_low", "loss_high", "difference", "difference_low",
-                 "difference_high", "perplexity", "perplexity_low"):  # fmt: skip
-        assert float(second[name]) == pytest.approx(row[name])
-    assert not any(name.endswith("_error") for name in second)
-    shown = (
-        f"{row['difference']:+.4f} [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}]"
-    )
-    shown = shown.replace("-", "−")
-    markdown = (folder / "results.md").read_text()
-    assert f"| {shown} |" in markdown
-    assert "In brackets the 95% confidence interval (Student's t)." in markdown
-    latex = (folder / "results.tex").read_text()
-    assert r"a\_1 & 3" in latex
-    assert shown.replace("−", "$-$") in latex
-    assert main(["report", str(folder), "--table", "xls"]) == 1
-    assert "table" in capsys.readouterr().err

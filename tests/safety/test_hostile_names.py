@@ -1,7 +1,5 @@
 """Names and texts of any characters are drawn, and nothing that was found is lost to a drawing."""
 
-import csv
-import io
 import xml.dom.minidom
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import polars as pl
 import pytest
 
 import wakeful
-from pages.browser import browsed, needs_browser, saved_by
+from pages.browser import browsed, needs_browser
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
 from wakeful.diagnosis.report import diagnosis_report
@@ -84,23 +82,6 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
         assert "<title>ran</title>" not in seen.stdout
         assert "data-drawn" in seen.stdout
         assert "Error" not in seen.stderr
-
-
-@pytest.mark.long
-@needs_browser
-def test_no_cell_of_a_saved_table_is_a_formula(tmp_path: Path) -> None:
-    names = ["=1+1", "+x", "-x", "@x", "a\rb", 'q",\n"']
-    models = [diagnosis(name) for name in names]
-    page = write_page(diagnosis_report(models, title="page", method={}), tmp_path / "page.html")
-    cells = {
-        cell
-        for saved in saved_by(page, 'main [aria-label$="as CSV"]')
-        for row in csv.reader(io.StringIO(saved.replace("\n\n", "\n"), newline=""))
-        for cell in row
-    }
-    assert {"'=1+1", "'+x", "'-x", "'@x", "0", "1"} <= cells
-    assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]
-    assert not [cell for cell in cells if cell[:1] == "-" and not float(cell) < 0]
 
 
 ODD_TEXT = "a form feed \f a zero \0 an escape \x1b and \uffff \ufffe \u2028 constructor toString\n"

@@ -123,11 +123,6 @@ def test_the_result_has_the_same_parts_with_and_without_training(
     assert untrained.frame["arm"].to_list() == [PLAIN, HEIR]
     start = trained.frame.row(0, named=True)
     assert start["loss"] == pytest.approx(heir.losses[HEIR][0], abs=0.01)
-    assert untrained.results["model"].to_list() == ["llama", PLAIN, HEIR]
-    assert set(untrained.results.columns) <= set(trained.results.columns)
-    for column in ("layers", "parameters"):
-        assert untrained.results[column][-1] == trained.results[column][-1]
-    assert untrained.results["minus_reference"][-1] == heir.costs[HEIR][0]
     assert untrained.summary == json.loads((untrained.path / "inherit.json").read_text())
     assert untrained.verdicts == heir.report.sentences
     copied = untrained.save(tmp_path / "copy")

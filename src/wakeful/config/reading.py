@@ -13,10 +13,8 @@ Bos = Literal["auto", "on", "off"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 StoredDtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of the weights that are written; "auto": that of the files they come from."""
-FigureFormat = Literal["svg", "png", "pdf", "csv"]
-"""Format of a chart that is written; csv holds its data."""
-TableFormat = Literal["csv", "tex", "md"]
-"""Format of a table of results."""
+FigureFormat = Literal["svg", "png", "pdf"]
+"""Format of a chart that is written."""
 REFERENCES = "a run directory, a Transformers folder, a GGUF file, smollm2 or a hub name"
 """Accepted names of a model that other models are derived from."""
 SOURCES = (

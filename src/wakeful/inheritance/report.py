@@ -1,22 +1,14 @@
 """Report of an inheritance."""
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import (
-    INTERVAL,
-    confidence_interval,
-    format_interval,
-    mean_and_error,
-    round_to_error,
-)
+from wakeful.estimates import INTERVAL, format_interval, mean_and_error, round_to_error
 from wakeful.inheritance.outcome import (
     BehindCount,
     InheritanceSummary,
@@ -68,36 +60,6 @@ def _loss_text(
 def _num_windows(summary: InheritanceSummary) -> int:
     # The targets, all tokens but the first, divided by the length and rounded up.
     return 1 + (summary.data.validation_tokens - 2) // summary.recipe.train.length
-
-
-def results_table(summary: InheritanceSummary) -> pl.DataFrame:
-    """Return a row for the reference and each arm: losses and paired differences in nats per token
-    with 95% intervals, number of layers and parameters; for arms also tokens and seconds.
-    """
-    reference, windows = summary.reference, _num_windows(summary)
-    rows: list[dict[str, Any]] = [
-        {"model": reference.name, "layers": reference.layers,
-         **interval_fields("loss", reference.loss, reference.standard_error, windows),
-         "parameters": summary.sizes.reference.parameters}
-    ]  # fmt: skip
-    rows += [
-        {"model": arm.arm, "layers": arm.depth,
-         **interval_fields("loss", arm.loss, arm.standard_error, windows),
-         **interval_fields("minus_reference", arm.minus_reference, arm.minus_reference_error,
-                            windows),
-         **interval_fields("minus_heir", arm.minus_heir, arm.minus_heir_error, windows),
-         "parameters": arm.parameters, "tokens": arm.tokens, "seconds": arm.seconds}
-        for arm in summary.arms
-    ]  # fmt: skip
-    return pl.DataFrame(rows, schema=list(rows[-1]), infer_schema_length=None)
-
-
-def interval_fields(name: str, value: float, error: float | None, windows: int) -> dict[str, float]:
-    """Return a figure and the ends of its 95% interval, as columns NAME, NAME_low and NAME_high of
-    a table. `error` is its standard error over that many windows; None gives NaN.
-    """
-    low, high = confidence_interval(value, math.nan if error is None else error, windows)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:

@@ -9,8 +9,8 @@ import polars as pl
 
 from wakeful.config.tables import to_table
 from wakeful.inheritance.outcome import REFERENCE, InheritanceSummary, read_inheritance
-from wakeful.inheritance.report import inheritance_report, results_table
-from wakeful.reports.result import ResultPage
+from wakeful.inheritance.report import inheritance_report
+from wakeful.reports.result import StoredResult
 from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inheritance(ResultPage):
+class Inheritance(StoredResult):
     """Heirs of a reference and the baselines beside them, with their losses."""
 
     untrained: "UntrainedHeir | None" = None
@@ -48,14 +48,6 @@ class Inheritance(ResultPage):
         return pl.DataFrame(
             [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
         )
-
-    @property
-    def results(self) -> pl.DataFrame:
-        """One row per model: losses, paired differences with 95% intervals, sizes.
-
-        After training also tokens, seconds and the differences to the heir.
-        """
-        return results_table(self._read) if self.untrained is None else self.untrained.results
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -132,10 +132,7 @@ def inherit(
                 job = _reopen(out, display, world)
         figures = options.figures or job.plan.wishes.figures
         job.carry_out(display, world, figures)
-    result = Inheritance(job.run.path, job.run.path / "report.html")
-    if world.first:
-        result.save_results((), figures)
-    return result
+    return Inheritance(job.run.path, job.run.path / "report.html")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import evaluate_model
 from wakeful.inheritance.recipe import Recipe
-from wakeful.inheritance.report import interval_fields
 from wakeful.inheritance.stages import TrainingStage
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.card import model_card
@@ -88,27 +87,6 @@ class UntrainedHeir:
                 for name, (loss, error) in self.losses.items() if name != REFERENCE
             ],
             schema_overrides={"standard_error": pl.Float64},
-        )  # fmt: skip
-
-    @property
-    def results(self) -> pl.DataFrame:
-        """One row per model: loss and difference to the reference with 95% intervals over windows,
-        and the number of layers and parameters.
-        """
-        count, costs = len(self.windows), self.costs
-        return pl.DataFrame(
-            [
-                {"model": self.reference.name if name == REFERENCE else name,
-                 "layers": len(self.reference.blocks if name == REFERENCE else self.layers),
-                 **interval_fields("loss", *loss, count),
-                 **(interval_fields("minus_reference", *costs[name], count)
-                    if name in costs else {}),
-                 "parameters": self._num_parameters[name]}
-                for name, loss in self.losses.items()
-            ],
-            schema=["model", "layers", "loss", "loss_low", "loss_high", "minus_reference",
-                    "minus_reference_low", "minus_reference_high", "parameters"],
-            infer_schema_length=None,
         )  # fmt: skip
 
     @property

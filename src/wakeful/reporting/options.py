@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import What, Where
-from wakeful.config.reading import FigureOptions, TableFormat
+from wakeful.config.reading import FigureOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(FigureOptions):
-    """Destination, title and tables of a report."""
+    """Destination and title of a report."""
 
     out: Where[str] = ""
     """HTML file to write. Empty: report.html in the first folder."""
@@ -18,6 +18,3 @@ class ReportOptions(FigureOptions):
     """Variants to compare with it, by name. None: all."""
     title: Where[str] = ""
     """Heading of the page."""
-    table: Where[tuple[TableFormat, ...]] = ()
-    """Write the table of results too, with 95% intervals, as results.csv, .tex or .md beside the
-    page."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from wakeful.config.reading import FigureFormat, TableFormat
+from wakeful.config.reading import FigureFormat
 from wakeful.errors import WakefulError
 from wakeful.inheritance import Inheritance, inheritance_report
 from wakeful.reports.html import write_page
@@ -25,7 +25,6 @@ def report(
     only: Sequence[str] = (),
     title: str = "",
     figures: Sequence[FigureFormat] = (),
-    table: Sequence[TableFormat] = (),
 ) -> StoredResult:
     """Write one offline page about training runs, a comparison or an inheritance.
 
@@ -39,9 +38,7 @@ def report(
             first of several training runs.
         only: variants to compare with it; empty is all.
         title: heading of the page.
-        figures: formats to write the charts in too, into the folder figures beside the page; csv
-            writes the table of results there as well.
-        table: formats to write the table of results in, beside the page.
+        figures: formats to write the charts in too, into the folder figures beside the page.
 
     Raises:
         WakefulError: a run is damaged, or the folders cannot be reported on one page.
@@ -57,17 +54,12 @@ def report(
     # Another installed package may have made the runs, and report on them itself.
     verb = load_plugin_verb(kinds[0]) if are_alike else None
     if verb is not None and verb.report is not None:
-        if table:
-            raise WakefulError(f"--table is for runs, comparisons and inheritances, not {kinds[0]}")
         return verb.report(*paths, out=out, title=title, figures=figures)
     page = Path(out or paths[0] / "report.html")
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        page = write_page(inheritance_report(paths[0]), page, figures)
-        inheritance = Inheritance(paths[0], page)
-        inheritance.save_results(table, figures)
-        return inheritance
+        return Inheritance(paths[0], write_page(inheritance_report(paths[0]), page, figures))
     if kinds != ["compare"] and set(kinds) != {"train"}:
         descriptions = ", ".join(
             f"{folder} is {_KINDS.get(kind, f'of wakeful {kind}')}"
@@ -78,6 +70,4 @@ def report(
             "about one comparison or about one inheritance; the other verbs write report.html "
             "themselves"
         )
-    return report_comparison(
-        paths, page, title, baseline=baseline, only=only, figures=figures, table=table
-    )
+    return report_comparison(paths, page, title, baseline=baseline, only=only, figures=figures)

@@ -1,12 +1,10 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
 import copy
-import csv
-import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -294,58 +292,21 @@ def wide(chart: Drawing, height: int) -> Drawing:
 
 
 def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
-    """Write a chart, under a title, as .svg, .png or .pdf, or its rows as .csv; no browser is
-    needed.
-    """
+    """Write a chart, under a title, as .svg, .png or .pdf; no browser is needed."""
     path = Path(path)
     spec = standalone_spec(specification(chart), title=title)
     if (suffix := path.suffix.lower()) not in _WRITERS:
-        raise WakefulError(f"charts are written as .svg, .png, .pdf or .csv, not {suffix!r}")
+        raise WakefulError(f"charts are written as .svg, .png or .pdf, not {suffix!r}")
     content = _WRITERS[suffix](spec)
     with replace_atomically(path) as temporary:
         temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def chart_csv(spec: dict[str, Any]) -> str:
-    """Return the rows that a specification draws as CSV, without duplicates.
-
-    A table of one column draws a reference line, and is left out beside others. Text that a
-    spreadsheet would take for a formula gets an apostrophe before it, as on the page.
-    """
-    tables = [rows for rows in spec["datasets"].values() if rows]
-    wide_tables = [rows for rows in tables if len(rows[0]) > 1]
-    rows = [row for table in wide_tables or tables for row in table]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [[row.get(name) for name in names] for row in rows]
-    unique_lines = {tuple(map(_cell_text, cells)): cells for cells in lines}
-    return csv_text([names, *unique_lines.values()])
-
-
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows as CSV, in which no text is a spreadsheet's formula."""
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(map(_cell_text, row) for row in rows)
-    return written.getvalue()
-
-
-def _cell_text(value: Any) -> str:
-    """Return a value as a cell of CSV; text that begins like a spreadsheet's formula gets an
-    apostrophe before it.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else str(value)
-
-
 _WRITERS: Mapping[str, Callable[[dict[str, Any]], str | bytes]] = {
     ".svg": vl_convert.vegalite_to_svg,
     ".png": partial(vl_convert.vegalite_to_png, scale=2),
     ".pdf": vl_convert.vegalite_to_pdf,
-    ".csv": chart_csv,
 }
 
 

@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from wakeful.config.reading import FigureFormat
 from wakeful.reports.charts import Drawing, Titled, save_figures
 from wakeful.reports.html import notebook_html, write_page
-from wakeful.reports.results import save_results
 from wakeful.reports.terminal import render_terminal
 from wakeful.reports.value import Report
 from wakeful.runs.distributed import World
@@ -70,7 +69,7 @@ class Result(ABC):
         """Write every chart of the page for a paper into a folder, each named after its title.
 
         Raises:
-            WakefulError: a format is none of svg, png, pdf, csv, or a file cannot be written.
+            WakefulError: a format is none of svg, png, pdf, or a file cannot be written.
         """
         if formats:  # all charts of a page take seconds to draw
             save_figures(self.charts(), folder, formats)
@@ -150,20 +149,3 @@ class StoredResult(Result):
         with disk_errors(Path(folder)):
             shutil.copytree(self.path, folder, dirs_exist_ok=True)  # an empty folder may exist
         return Path(folder)
-
-
-class ResultPage(StoredResult):
-    """Several models beside each other, on a page and in a table of results."""
-
-    @property
-    @abstractmethod
-    def results(self) -> pl.DataFrame:
-        """A row per model, with the 95% intervals of its figures."""
-
-    def save_results(self, table: Sequence[str], figures: Sequence[str] = ()) -> None:
-        """Write the table of results beside the page in the formats of `table`; if the charts'
-        formats (`figures`) include CSV, also as CSV among the charts.
-        """
-        save_results(self.results, self.page.parent, table)
-        if "csv" in figures:
-            save_results(self.results, self.page.parent / "figures", ["csv"])

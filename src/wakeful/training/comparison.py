@@ -7,14 +7,13 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.reading import FigureFormat, TableFormat
+from wakeful.config.reading import FigureFormat
 from wakeful.config.rows import read_rows
 from wakeful.config.rules import check_rules
 from wakeful.config.schema import TRAINED, Config, select_variants
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful.reports.html import write_page
-from wakeful.reports.result import ResultPage
-from wakeful.reports.results import interval_columns
+from wakeful.reports.result import StoredResult
 from wakeful.reports.value import Report
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import DisplayFactory, default_display
@@ -27,7 +26,7 @@ from wakeful.training.tables import summary_table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(ResultPage):
+class Comparison(StoredResult):
     """Variants trained under the same conditions, with their differences."""
 
     compared: Compared
@@ -36,11 +35,6 @@ class Comparison(ResultPage):
     def frame(self) -> pl.DataFrame:
         """One row per variant: losses, paired differences, size, cache and speed."""
         return summary_table(self.compared)
-
-    @property
-    def results(self) -> pl.DataFrame:
-        """One row per variant, with 95% intervals instead of standard errors."""
-        return interval_columns(self.frame, ["seeds_used", "errors_of"])
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -138,18 +132,14 @@ def report_comparison(
     baseline: str = "",
     only: Sequence[str] = (),
     figures: Sequence[FigureFormat],
-    table: Sequence[TableFormat] = (),
 ) -> Comparison:
     """Write the page about finished runs, or about one comparison's folder, and return the
     comparison.
 
-    The charts are written too, in the formats of `figures`, and the table of results in those of
-    `table`, and as CSV if `figures` has that format.
+    The charts are written too, in the formats of `figures`.
     """
     compared = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     if only:
         compared = compared.select_variants(only)
     content = comparison_report(compared, title=title or f"wakeful: {folders[0].name}")
-    comparison = Comparison(folders[0], write_page(content, page, figures), compared)
-    comparison.save_results(table, figures)
-    return comparison
+    return Comparison(folders[0], write_page(content, page, figures), compared)

@@ -124,12 +124,12 @@ function then(work) {
   drawing = drawing.then(work);
 }
 
-// Buttons to save a chart: as a light picture of a paper's width, under its title, or its rows.
+// Buttons to save a chart as a light picture of a paper's width, under its title.
 function offer(place, element) {
   if (place.nextElementSibling.className === "save") return;
   const row = document.createElement("div");
   row.className = "save";
-  for (const kind of ["SVG", "PNG", "CSV"]) {
+  for (const kind of ["SVG", "PNG"]) {
     const one = document.createElement("button");
     one.type = "button";
     one.textContent = kind;
@@ -160,60 +160,22 @@ function listed(spec, signals) {
 
 async function save(place, element, kind) {
   const spec = unpacked(element);
-  let address;
-  if (kind === "CSV") {
-    address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
-  } else {
-    const signals = drawn.get(element)?.view.getState().signals || {};
-    if (spec.width === "container") spec.width = PAPER;
-    addLegends(spec);
-    const lines = place.dataset.title.match(/.{1,80}(?:\s|$)|\S+/g);
-    spec.title = { text: lines.map((line) => line.trim()), subtitle: listed(spec, signals) };
-    if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
-    if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
-    const config = structuredClone(themes.light);
-    config.legend.columns = columns(spec, PAPER);
-    const result = await embed(document.createElement("div"), spec, config);
-    await choose(result.view, spec, signals);
-    address = await result.view.toImageURL(kind.toLowerCase(), 3);
-    result.finalize();
-  }
+  const signals = drawn.get(element)?.view.getState().signals || {};
+  if (spec.width === "container") spec.width = PAPER;
+  addLegends(spec);
+  const lines = place.dataset.title.match(/.{1,80}(?:\s|$)|\S+/g);
+  spec.title = { text: lines.map((line) => line.trim()), subtitle: listed(spec, signals) };
+  if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
+  if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
+  const config = structuredClone(themes.light);
+  config.legend.columns = columns(spec, PAPER);
+  const result = await embed(document.createElement("div"), spec, config);
+  await choose(result.view, spec, signals);
   const link = document.createElement("a");
-  link.href = address;
+  link.href = await result.view.toImageURL(kind.toLowerCase(), 3);
+  result.finalize();
   link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
   link.click();
-}
-
-/* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
-function weights(row, levels, heads) {
-  const weight = (sign) => Number(((levels.indexOf(sign) / (levels.length - 1)) ** 2).toPrecision(2));
-  return row.weights.split("|").flatMap((line, query) => [...line].flatMap((sign, key) =>
-    levels.includes(sign) ? [{ head: heads[row.of], query, key, weight: weight(sign) }] : []));
-}
-
-function csv(spec) {
-  const found = [];
-  const collect = (part) => {
-    if (part && typeof part === "object") {
-      if (part.data?.values) found.push(part.data.values);
-      Object.values(part).forEach(collect);
-    }
-  };
-  found.push(...Object.values(spec.datasets));
-  collect({ ...spec, datasets: null });
-  const cell = (value) => {
-    let text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
-    if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;  // else a formula
-    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  };
-  const levels = spec.params?.find((each) => each.name === "levels")?.value;
-  const heads = spec.params?.find((each) => each.bind?.labels)?.bind.labels;
-  const told = (rows) => levels ? rows.flatMap((row) => weights(row, levels, heads)) : rows;
-  return found.map(told).map((rows) => {
-    const names = Object.keys(rows[0] || {});
-    return [names, ...rows.map((row) => names.map((name) => row[name]))]
-      .map((line) => line.map(cell).join(",")).join("\n");
-  }).join("\n\n") + "\n";
 }
 
 button.addEventListener("click", () => {
