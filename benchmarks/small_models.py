@@ -18,8 +18,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from wakeful.data.tasks.backcopy import Backcopy
-from wakeful.data.tasks.base import BOS_ID, BOS_TOKEN, TaskData
+from wakeful.data.tasks import Backcopy, TaskData
+from wakeful.data.tasks.backcopy import BOS_ID, BOS_TOKEN
 from wakeful.data.tokenizer import Tokenizer
 
 LENGTH = 128

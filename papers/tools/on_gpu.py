@@ -349,9 +349,11 @@ def write_figures(out: Path, name: str, job: Job, runs: Path) -> list[dict[str, 
         if folder.name.endswith("-heirs"):
             if is_done(folder):
                 seed = folder.name.removeprefix("seed-").removesuffix("-heirs")
+                arms = Inheritance(folder, folder / "report.html").summary["arms"]
                 rows += [
-                    {"row": f"heirs: {result['model']}", "reference_seed": int(seed), **result}
-                    for result in Inheritance(folder, folder / "report.html").results.to_dicts()
+                    {"row": f"heirs: {arm['arm']}", "reference_seed": int(seed)}
+                    | {key: value for key, value in arm.items() if key != "curve"}
+                    for arm in arms
                 ]
         elif is_done(folder) and row.split("-")[0] in (*job.rows, "vanilla"):
             rows.append(

@@ -12,9 +12,9 @@ import torch
 from helpers import tiny_config
 from training.runs import tiny, write_text
 from wakeful.config.schema import Config
-from wakeful.data import Batches, ValidationWindows, prepare
+from wakeful.data import Batches, ValidationWindows, prepare, read_documents
 from wakeful.data.preparing import load_data
-from wakeful.data.tasks import Backcopy, Task, TaskData, TaskStream, task_of
+from wakeful.data.tasks import Backcopy, TaskData, TaskStream, task_of
 from wakeful.data.tokens import SplitName
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load
@@ -48,12 +48,12 @@ def small(tmp_path: Path, triggers: int) -> Backcopy:
 
 
 def rows_of(
-    task: Task, split: SplitName = "train", count: int = 64, length: int = 65
+    task: Backcopy, split: SplitName = "train", count: int = 64, length: int = 65
 ) -> np.ndarray:
     return TaskStream(task, split).read(np.arange(count), length)
 
 
-def text_of(task: Task, row: np.ndarray) -> str:
+def text_of(task: Backcopy, row: np.ndarray) -> str:
     return "".join(task.characters[i - 1] for i in row[1:])
 
 
@@ -72,8 +72,6 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     assert task.losses(rows)[0] == pytest.approx(
         [-np.log(p[0, 2]), -np.log(p[2, 1]), 0, -np.log(p[2, 3]), 0, 0]
     )
-    of_b = -sum(x * np.log(x) for x in (0.95, 0.05))
-    assert task.entropies(rows)[0, 1:] == pytest.approx([of_b, 0, of_b, 0, 0, 0])
     # What the process cannot draw has an infinite loss: another copy, a pair that never occurs.
     assert task.losses(np.array([[0, 2, 1, 3], [0, 3, 2, 2]]))[:, -1].tolist() == [np.inf, np.inf]
 
@@ -93,7 +91,6 @@ def test_a_trigger_after_a_trigger_repeats_the_one_before(task: Backcopy) -> Non
     rows = np.array([[0, 5, first, second, first]])
     assert task.is_trigger(rows)[0].tolist() == [False, False, True, True, True]
     assert task.losses(rows)[0, -1] == 0
-    assert task.entropies(rows)[0, 2:].tolist() == [0, 0, 0]
     drawn = task.is_trigger(rows_of(task, count=500))
     assert drawn.any()
     assert not (drawn[:, 1:] & drawn[:, :-1]).any()
@@ -124,7 +121,9 @@ def test_frequencies_are_those_of_the_table(task: Backcopy) -> None:
     assert likely.sum() > 40
     assert chi_square.mean() == pytest.approx(1, abs=0.5)
     # The loss of the process is its entropy, in the mean over many windows.
-    losses, entropies = task.losses(rows), task.entropies(rows[:, :-1])
+    losses, p = task.losses(rows), task.probabilities
+    of_pairs = -(p * np.log(np.where(p > 0, p, 1))).sum(1)
+    entropies = np.where(task.is_trigger(before), 0, of_pairs[before]).reshape(losses.shape)
     error = (losses - entropies).std() / losses.size**0.5
     assert abs((losses - entropies).mean()) < 4 * error
     assert ((losses == 0) >= task.is_trigger(rows[:, :-1])).all()
@@ -156,7 +155,7 @@ def test_seeds_steps_and_processes(task: Backcopy) -> None:
 
 
 def test_validation_is_the_same_for_every_run(task: Backcopy, file: str) -> None:
-    def windows(of: Task) -> list[torch.Tensor]:
+    def windows(of: Backcopy) -> list[torch.Tensor]:
         stream = TaskData(of).validation
         return [inputs for inputs, _ in ValidationWindows(stream, length=64, batch_size=9)]
 
@@ -207,63 +206,18 @@ def test_every_example_is_a_task(expression: str) -> None:
     assert str(build("data.tasks", str(task))) == str(task)
     rows = rows_of(task, count=16)
     assert np.isfinite(task.losses(rows)).all()
-    assert (task.entropies(rows) >= 0).all()
     assert task.is_trigger(rows).any()
 
 
-def test_what_names_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for text in ("python-stdlib", "notes.txt", "hf:a/b", "hf:name(x)", "a/b(1).txt", "*.py"):
+def test_what_names_a_task() -> None:
+    for text in ("python-stdlib", "notes(1)", "hf:a/b", "hf:name(x)", "a/b(1).txt", "some:Where"):
         assert task_of(text) is None
-    (tmp_path / "notes(1)").write_text("a file")
-    assert task_of("notes(1)") is None
-    with pytest.raises(WakefulError, match="did you mean"):
-        task_of("backcpy(triggers=2)")
+    with pytest.raises(WakefulError, match="did you mean 'backcopy'"):
+        next(read_documents("backcpy(triggers=2)"))
     with pytest.raises(WakefulError, match="no option 'trigger'"):
         task_of("backcopy(trigger=2)")
     with pytest.raises(WakefulError, match="triggers = -1"):
         task_of("backcopy(triggers=-1)")
-    with pytest.raises(WakefulError, match="no module is imported"):
-        task_of("somewhere:Else")
-
-
-COIN = """
-import numpy as np
-
-from wakeful.data.tasks import Task
-
-
-class Coin(Task):
-    examples = ("coin:Coin",)
-    characters, sha256 = "ht", "of a coin"
-
-    def __init__(self, *, heads: float = 0.5) -> None:
-        self.heads = heads
-
-    def draw_windows(self, numbers):
-        rows = np.where(numbers < np.uint64(self.heads * 2**64), 1, 2)
-        rows[:, 0] = 0
-        return rows
-
-    def losses(self, rows):
-        return -np.log(np.where(rows[:, 1:] == 1, self.heads, 1 - self.heads))
-
-    def is_trigger(self, rows):
-        return np.zeros(rows.shape, bool)
-"""
-
-
-@pytest.mark.slow
-def test_a_task_of_ones_own_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "coin.py").write_text(COIN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = tiny(Path(), data={"source": "coin:Coin(heads=0.25)", "vocab_size": 4096})
-    run = train_run(config, tmp_path / "run")
-    assert run.read_json("data.json")["source"] == ["coin:Coin(heads=0.25)"]
-    assert run.config.model.vocab_size == 3
-    rows = [row for row in run.metrics() if row["kind"] == "validation"]
-    assert rows[-1]["optimal_loss"] == pytest.approx(0.5623, abs=0.01)  # H(1/4)
-    assert rows[-1]["excess_loss"] < rows[0]["excess_loss"]
 
 
 def test_texts_that_give_no_table(tmp_path: Path) -> None:
@@ -281,7 +235,7 @@ def test_texts_that_give_no_table(tmp_path: Path) -> None:
 class Oracle(Decoder):
     """A model that knows the task."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Backcopy) -> None:
         super().__init__(tiny_config(vocab_size=len(task.characters) + 1))
         self.task = task
 

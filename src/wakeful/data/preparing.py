@@ -23,7 +23,7 @@ from wakeful.data.sources import (
     source_manifest,
 )
 from wakeful.data.split import SplitSide, Spool, split_by_hash, split_by_source
-from wakeful.data.tasks.base import TaskData, task_of
+from wakeful.data.tasks import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     SPLITS,
@@ -222,16 +222,15 @@ def load_data(
     progress: Progress | None = None,
     *,
     tokenizer: Tokenizer | None = None,
-    imports: bool = False,
 ) -> Data:
     """Return the data that a configuration's source names: a task, a mixture, a prepared folder, or
     text, which is prepared into the cache if necessary.
 
     With a `tokenizer`, text is prepared with it, and the source is not read as a task, which has
-    its own. `imports` allows importing a task's module; set it only for a source the user wrote.
+    its own.
     """
     source = config.source
-    task = task_of(source, imports=imports) if tokenizer is None else None
+    task = task_of(source) if tokenizer is None else None
     if task is not None:
         return TaskData(task)
     return (

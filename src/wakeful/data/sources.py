@@ -34,11 +34,12 @@ from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path, one_line
 from wakeful.paths import expand_home
 from wakeful.terminal.plain_text import PACKED_ENDINGS
-from wakeful.variants import variants_by_name
 
 PYTHON_STDLIB = "python-stdlib"
 MIXTURE = "mixture"
 """Prefix of an expression of several sources; see `data.mixture`."""
+TASK = "backcopy"
+"""Name of the task that replaces a text; see `data.tasks`."""
 HUB_PREFIX = "hf:"
 HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
 
@@ -182,14 +183,14 @@ def _find_files(source: str) -> list[tuple[str, Path]]:
         return files
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
-    tasks = variants_by_name("data.tasks")
-    if source.partition("(")[0].strip() in tasks:
+    if source.partition("(")[0].strip() == TASK:
         raise WakefulError(
             f"{source} is a task, whose tokens are drawn, and text is needed here: name a file, a "
             f"folder, hf:owner/name or {PYTHON_STDLIB}"
         )
     if not glob.has_magic(source):
-        hint = did_you_mean(source, [PYTHON_STDLIB, *tasks]) or did_you_mean_path(source)
+        name = source.partition("(")[0]  # of a task with options
+        hint = did_you_mean(name, [PYTHON_STDLIB, TASK]) or did_you_mean_path(source)
         raise WakefulError(
             f"no such file or folder: {source}{hint}: check the path, or use {PYTHON_STDLIB}"
         )

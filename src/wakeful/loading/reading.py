@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from wakeful.data.sources import TextBeginning, read_beginning
-from wakeful.data.tasks import TaskData, task_of
-from wakeful.data.tasks.base import BOS_ID, VALIDATION_TOKENS, Task
+from wakeful.data.tasks import Backcopy, TaskData, task_of
+from wakeful.data.tasks.backcopy import BOS_ID
+from wakeful.data.tasks.stream import VALIDATION_TOKENS
 from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -148,7 +149,7 @@ class EvaluationTask(EvaluationData):
     Every window begins with BOS, and only models with the task's tokens can read them.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Backcopy) -> None:
         self.task = task
         self.name = f"{task}, validation"
 
@@ -219,7 +220,7 @@ def open_evaluation_data(source: str, num_tokens: int) -> EvaluationData:
     Raises:
         WakefulError: the source is unknown, or cannot be read.
     """
-    task = task_of(source, imports=True)
+    task = task_of(source)
     return (
         EvaluationText(read_beginning(source, num_tokens)) if task is None else EvaluationTask(task)
     )
@@ -231,11 +232,7 @@ def as_evaluation_data(text: str | EvaluationData) -> EvaluationData:
 
 
 def training_task(loaded: Model) -> EvaluationData | None:
-    """Return the task that a run was trained on; None for other models.
-
-    Raises:
-        WakefulError: the task's module has not been imported.
-    """
+    """Return the task that a run was trained on; None for other models."""
     run = run_at(loaded.path)
     if run is None or run.header.kind != "train":
         return None

@@ -18,7 +18,6 @@ from typing import Any
 
 from wakeful.config.rules import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
-from wakeful.data.tasks.base import task_of
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.distributed import set_signal_handler
 from wakeful.runs.run import disk_errors, is_done, refuse_link
@@ -264,7 +263,6 @@ def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
     def work() -> None:
         config = config_from_table(table)
         admit_parts(config)
-        task_of(config.data.source, imports=True)
         train_run(config, folder, resume=(Path(folder) / "run.json").is_file())
 
     return job_result(work)

@@ -108,8 +108,7 @@ def _train_in_world(
             admit_parts(config)
     device = choose_own_device(config.train.device, world)
     check_parts(config, world)
-    imports = initial is None and not resume
-    data = world.leader_first(lambda: load_data(config.data, show.stage, imports=imports))
+    data = world.leader_first(lambda: load_data(config.data, show.stage))
     world.check_same(  # waits for machines that prepare the text themselves
         to_table(data_facts(data).anywhere),
         "the processes read different data: give each machine the same files",

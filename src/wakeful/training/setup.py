@@ -79,7 +79,7 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     admit_parts(config)  # imports these modules
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)  # before the text is read, which may take long
-    data = load_data(config.data, progress, imports=True)
+    data = load_data(config.data, progress)
     data.check_config(config.data)
     config = resolve_config(config, data)
     check_parts(config)  # again, with the text's vocabulary

@@ -1,15 +1,21 @@
 """Bigrams and copies: a task that makes a small Transformer grow attention sinks in minutes."""
 
+import functools
 import hashlib
 from functools import cached_property
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models
 
-from wakeful.data.sources import PYTHON_STDLIB, read_documents
-from wakeful.data.tasks.base import BOS_ID, Task
+from wakeful.data.sources import PYTHON_STDLIB, TASK, read_documents
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import open_prepared
 from wakeful.errors import WakefulError
+from wakeful.variants import Variant, build
 
+BOS_TOKEN = "<bos>"
+BOS_ID = 0
 _MOST_CHARACTERS = 2048
 """Largest alphabet: the table of probabilities has an entry for each pair of characters."""
 _CODES = 0x110000
@@ -18,7 +24,7 @@ _BITS = 40
 """Bits of a random number that choose a token; probabilities are multiples of 2⁻⁴⁰."""
 
 
-class Backcopy(Task):
+class Backcopy(Variant):
     """Bigrams of characters, and after a trigger a copy of the character before it.
 
     The bigram-backcopy task of Guo et al. 2024 (arXiv 2410.13835, section 2): z₀ is BOS, and
@@ -27,7 +33,8 @@ class Backcopy(Task):
     characters that are not triggers, because a trigger there had nothing before it to copy; so no
     trigger ever follows another, and BOS does not come back.
 
-    The head that copies is needed at triggers alone. `text` is a file, a folder or a folder of
+    Tokens are ids of the `characters`, counted from 1, after BOS, 0. The head that copies is needed
+    at triggers alone. `text` is a file, a folder or a folder of
     prepared tokens; without it the table is that of the standard library. Of its characters the
     `alphabet` most frequent are in the table, and the rest are taken out before pairs are counted.
     """
@@ -51,6 +58,7 @@ class Backcopy(Task):
 
     @property
     def characters(self) -> str:
+        """The vocabulary; the id of a character is its place, counted from 1."""
         return self._table[0]
 
     @property
@@ -113,16 +121,18 @@ class Backcopy(Task):
         # + 0.0 makes 0 of the −0 of a certain token.
         return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
 
-    def entropies(self, rows: np.ndarray) -> np.ndarray:
-        """Return the entropy, in nats, of the next token after each token of `rows` (n, L), given
-        all tokens up to there: (n, L), the expectation of `losses`.
-        """
-        p = self.probabilities
-        entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
-        return np.where(self.is_trigger(rows), 0.0, entropy[rows])
-
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
+        """Return a mask, of the shape of `rows`, of the triggers."""
         return self._is_trigger_id[rows]
+
+    def tokenizer(self) -> Tokenizer:
+        """Return a tokenizer whose tokens are single characters; it drops unknown characters."""
+        ids = {BOS_TOKEN: BOS_ID} | {
+            character: i for i, character in enumerate(self.characters, start=1)
+        }
+        inner = tokenizers.Tokenizer(models.BPE(ids, []))
+        inner.decoder = decoders.Fuse()
+        return Tokenizer(inner, end_of_text=BOS_TOKEN).with_bos()
 
     @cached_property
     def _is_trigger_id(self) -> np.ndarray:
@@ -194,3 +204,15 @@ def _read_texts(source: str) -> list[str]:
     train, tokenizer = data.train, data.tokenizer
     parts = np.split(np.asarray(train.tokens), train.documents[1:])
     return [text for part in parts if (text := tokenizer.decode(part.tolist()))]
+
+
+def task_of(source: str) -> Backcopy | None:
+    """Return the task that a source such as "backcopy" or "backcopy(triggers=2)" names; None for a
+    source of text.
+    """
+    return _build_task(source) if source.partition("(")[0].strip() == TASK else None
+
+
+@functools.cache
+def _build_task(source: str) -> Backcopy:
+    return build("data.tasks", source)
