@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import lzma
+import math
 import os
 import signal
 import sys
@@ -38,8 +39,8 @@ from wakeful.config.tables import merge_over_preset, merge_tables
 from wakeful.data.preparing import prepare
 from wakeful.device import H100
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.estimates import format_interval, mean_and_error
-from wakeful.inheritance.result import Inheritance
+from wakeful.estimates import confidence_interval, format_interval, mean_and_error
+from wakeful.inheritance.outcome import read_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training.watching import logged_diagnosis
 from wakeful_papers.exhibits.size import run_size
@@ -349,12 +350,7 @@ def write_figures(out: Path, name: str, job: Job, runs: Path) -> list[dict[str, 
         if folder.name.endswith("-heirs"):
             if is_done(folder):
                 seed = folder.name.removeprefix("seed-").removesuffix("-heirs")
-                arms = Inheritance(folder, folder / "report.html").summary["arms"]
-                rows += [
-                    {"row": f"heirs: {arm['arm']}", "reference_seed": int(seed)}
-                    | {key: value for key, value in arm.items() if key != "curve"}
-                    for arm in arms
-                ]
+                rows += _heir_rows(folder, int(seed))
         elif is_done(folder) and row.split("-")[0] in (*job.rows, "vanilla"):
             rows.append(
                 {"row": row, "seed": int(folder.name.removeprefix("seed-")), **_read(folder)}
@@ -362,6 +358,25 @@ def write_figures(out: Path, name: str, job: Job, runs: Path) -> list[dict[str, 
     path = out / "figures" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=2, default=str) + "\n", encoding="utf-8")
+    return rows
+
+
+def _heir_rows(folder: Path, seed: int) -> list[dict[str, Any]]:
+    """Return the losses of an inheritance's heirs and baselines, with the 95% intervals of their
+    differences from the reference, a run with this seed.
+    """
+    summary, _ = read_inheritance(folder)
+    windows = 1 + (summary.data.validation_tokens - 2) // summary.recipe.train.length
+    rows: list[dict[str, Any]] = []
+    for arm in summary.arms:
+        error = math.nan if arm.minus_reference_error is None else arm.minus_reference_error
+        low, high = confidence_interval(arm.minus_reference, error, windows)
+        rows.append({
+            "row": f"heirs: {arm.arm}", "reference_seed": seed, "layers": arm.depth,
+            "parameters": arm.parameters, "loss": arm.loss,
+            "minus_reference": arm.minus_reference, "minus_reference_low": low,
+            "minus_reference_high": high,
+        })  # fmt: skip
     return rows
 
 
