@@ -96,7 +96,7 @@ def test_documents_that_overlap_are_left_out_of_validation(tmp_path: Path) -> No
     left = texts(held)
     assert left == [text for text in texts(kept) if not text.startswith("table")]
     assert held.validation.num_bytes == sum(len(text.encode()) for text in left)
-    PreparedData.open(held.folder, verify=True)
+    PreparedData.open(held.folder)
     assert sorted(path.name for path in held.folder.iterdir()) == sorted(
         path.name for path in kept.folder.iterdir()
     )

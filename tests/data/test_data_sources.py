@@ -1,8 +1,8 @@
 """Reading text: every kind of source, and one clear line for everything that can be wrong."""
 
+import gzip
 import json
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -152,14 +152,6 @@ def test_a_bad_row_of_a_json_file_is_named(tmp_path, content, words):
     assert words in failure(str(tmp_path / "a.json"))
 
 
-def test_a_large_array_is_refused_with_how_to_read_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_ARRAY_BYTES", 2**20)
-    path = tmp_path / "a b.json"
-    path.write_text(json.dumps([{"text": "x" * 2**20}]))
-    lines = tmp_path / "a b.jsonl"
-    assert f"jq -c '.[]' '{path}' > '{lines}'" in failure(str(path))
-
-
 def test_parquet_is_read_in_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "ROWS_AT_A_TIME", 7)
     texts = [f"row {row}" for row in range(30)]
@@ -239,16 +231,9 @@ WESTERN = "Zoë’s café costs 3 € and is open from nine to five"
 
 
 def followed(message):
-    """Run the command that a message ends with."""
-    command = re.search(
-        r"(?<=: |.\()(mv|iconv|gzip|bzip2|xz|zstd|python) .*?(?=\) or leave it out|$)", message
-    )[0]
-    if (
-        shutil.which(command.split()[0]) is None
-        or shutil.which(command.split("&& ")[-1].split()[0]) is None
-    ):
-        pytest.skip(command)
-    subprocess.run(command.replace("python", sys.executable), shell=True, check=True)
+    """Run the command that a message names."""
+    command = re.search(r"(?<=\()iconv .*(?=\) or leave it out)", message)[0]
+    subprocess.run(command, shell=True, check=True)
 
 
 @pytest.mark.parametrize("name", ["it's a text.txt", "rows.jsonl"])
@@ -264,37 +249,10 @@ def test_text_in_another_encoding_is_read_after_the_command_that_is_named(tmp_pa
     assert [each.text for each in read_documents(str(tmp_path))] == [WESTERN]
 
 
-PACKERS = {"gzip": ".gz", "bzip2": ".bz2", "xz": ".xz", "zstd": ".zst"}
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("name", ["rows.jsonl", "it's.txt"])
-@pytest.mark.parametrize("packer", PACKERS)
-def test_a_packed_file_is_read_after_the_command_that_is_named(tmp_path, name, packer, named):
-    if shutil.which(packer) is None:
-        pytest.skip(packer)
-    name += PACKERS[packer] if named else ""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    content = b'{"text": "hello"}\n'
-    packed = subprocess.run([packer, "-c"], input=content, capture_output=True, check=True).stdout
-    (folder / name).write_bytes(packed)
-    message = failure(str(folder))
-    assert "is packed: unpack it" in message
-    assert message == failure(str(folder / name))
-    followed(message)
-    text = "hello" if "jsonl" in name else content.decode()
-    assert [each.text for each in read_documents(str(folder))] == [text]
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_an_archive_is_read_after_the_command_that_is_named(tmp_path, kind):
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    (texts / "a.txt").write_text("hello")
-    archive = shutil.make_archive(str(tmp_path / "all"), kind, texts)
-    followed(failure(archive))
-    assert [each.text for each in read_documents(f"{archive}.files")] == ["hello"]
+def test_a_packed_file_is_no_text(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "hello"}'))
+    assert "not UTF-8 text at byte 1: unpack it" in failure(str(path))
 
 
 def test_odd_letters_are_text(tmp_path):

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.preparations import TEXTS, failure, left_over, texts_of, write
-from wakeful.cli import main
 from wakeful.data import prepare
 from wakeful.data.readers import Document
 from wakeful.data.split import Spool, split_by_hash
@@ -168,13 +167,3 @@ def test_many_small_documents_are_never_cut(tmp_path):
     split = split_by_hash(spool, fraction=0.02, seed=0, scratch=tmp_path / "parts")
     assert split.train.spool is split.validation.spool is spool
     assert 0.01 <= split.validation.num_bytes / spool.num_bytes <= 0.04
-
-
-def test_a_share_far_from_the_fraction_is_said_first(tmp_path, capsys):
-    """Three texts too short to be cut, of which one is held out: a third instead of 2%."""
-    write(tmp_path / "a.jsonl", ["alpha " * 20, "beta " * 24, "gamma " * 20])
-    command = ["prepare", str(tmp_path / "a.jsonl"), "--vocab_size", "270", "--out"]
-    assert main([*command, str(tmp_path / "d")]) == 0
-    *_, first, last = capsys.readouterr().out.splitlines()
-    assert "training and" in last
-    assert first.startswith("warning: 0.33 of the text is for validation, not the 0.02")

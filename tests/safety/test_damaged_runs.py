@@ -78,7 +78,6 @@ def read_data(folder: Path) -> None:
     for step in range(60):
         batches.batch(step)
     list(ValidationWindows(data.validation, length=16, batch_size=4))
-    data.verify()
 
 
 @pytest.mark.slow

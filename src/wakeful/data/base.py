@@ -88,11 +88,6 @@ class Data:
         share, because it is unknown whether a user set them.
         """
 
-    @property
-    def warning(self) -> str:
-        """A warning about these data to show before a run; "" for none."""
-        return ""
-
     def with_prepared_fields(self, config: DataConfig) -> DataConfig:
         """Return `config` with the fields that decide preparation as they were when it was done."""
         return config

@@ -238,10 +238,6 @@ class MixedData(Data):
         return f"{MIXTURE}({parts=!r})"
 
     @property
-    def warning(self) -> str:
-        return " ".join(filter(None, (part.warning for part in self.parts)))
-
-    @property
     def parts(self) -> list[PreparedData]:
         return [part for _, part in self._pairs]
 

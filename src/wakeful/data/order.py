@@ -78,9 +78,7 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        """Define the permutation of range(size) that belongs to a seed."""
-        if not 1 <= size <= 2**62:
-            raise ValueError(f"size is {size}: it must be between 1 and 2**62")
+        """Define the permutation of range(size), at least 1 and at most 2⁶², of a seed."""
         self.size = size
         # The network permutes numbers of two equally long halves, at least as many as `size`.
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
@@ -94,8 +92,6 @@ class Permutation:
         """
         shape = np.shape(places)
         flat = np.ravel(places).astype(np.int64)
-        if flat.size and not (flat.min() >= 0 and flat.max() < self.size):
-            raise IndexError(f"a place is outside range({self.size})")
         values = self._apply_network(flat.astype(np.uint64))
         outside = np.flatnonzero(values >= self.size)
         while outside.size:  # cycle walking: again, until every value is in the range
@@ -165,9 +161,6 @@ class Batches:
             WakefulError: the tokens are fewer than one sequence needs, or the processes cannot
                 share a batch.
         """
-        _check_positive(length=length, batch_size=batch_size, world_size=world_size)
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank is {rank}: it must be in range({world_size})")
         if batch_size % world_size:
             raise WakefulError(
                 f"batch_size is {batch_size}: it must be a multiple of the {world_size} processes"
@@ -198,8 +191,6 @@ class Batches:
 
     def starts(self, step: int) -> np.ndarray:
         """Return the position in the file where each row of `batch(step)` begins."""
-        if step < 0:
-            raise ValueError(f"step is {step}: it must not be negative")
         return self.window_starts_of((self.first + step) * self.batch_size + self._rows)
 
     def window_starts_of(self, numbers: np.ndarray) -> np.ndarray:
@@ -223,7 +214,6 @@ class ValidationWindows:
         """Compute the windows, without reading a token; raise `WakefulError` for a validation set
         (or domain) without a token to predict.
         """
-        _check_positive(length=length, batch_size=batch_size)
         for domain, size in token_file.domain_sizes.items():
             if size < 2:
                 raise WakefulError(
@@ -267,8 +257,6 @@ class ValidationWindows:
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets, int64 (rows, length) each, rows at most batch_size."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         windows = np.arange(first, min(first + self.batch_size, self.num_windows))
         starts, num_targets = self._locate_windows(windows)
@@ -283,12 +271,6 @@ class ValidationWindows:
 
 def _format_domain(domain: str) -> str:
     return f" of {domain}" if domain else ""
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} is {number}: it must be at least 1")
 
 
 def derive_key(purpose: str, *numbers: int) -> int:

@@ -29,7 +29,8 @@ from wakeful.data.tokens import (
     SPLITS,
     VERSION,
     PreparedData,
-    existing_data,
+    check_free,
+    is_prepared,
     open_prepared,
     publish_folder,
     temporary_folder_beside,
@@ -81,8 +82,7 @@ def prepare(
     keep_overlap: bool = TextConfig.keep_overlap,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Tokenize the text of `source` into a new `folder`; return its data, or that of an existing
-    folder that was prepared from the same text with the same options.
+    """Tokenize the text of `source` into a new `folder`; return its data.
 
     Either `tokenizer` is one (or its path), or `vocab_size` is the size of one to train on the
     training documents. About `validation_fraction` of the documents (see `split_by_hash`), or all
@@ -93,7 +93,7 @@ def prepare(
 
     Raises:
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
-            sources, the folder holds something else, or the disk is full.
+            sources, the folder is not empty, or the disk is full.
     """
     folder = expand_home(folder).absolute()
     progress = progress or Display().stage
@@ -104,6 +104,7 @@ def prepare(
         )
     if max_bytes is not None and max_bytes < 1:
         raise WakefulError(f"max_bytes is {max_bytes}: it must be at least 1")
+    check_free(folder)
     _check_outside(folder, source)
     if any(map(mixture_of, single_sources(source))):
         raise WakefulError(
@@ -119,11 +120,6 @@ def prepare(
         "seed": None if validation_source is not None else seed,
         "keep_overlap": keep_overlap,
     }
-    manifest = data_manifest(source, validation_source)
-    existing = existing_data(folder, settings)
-    if existing is not None and existing.info.get("manifest") == manifest:
-        return existing
-
     with temporary_folder_beside(folder) as building:
         scratch = building / "scratch"
         scratch.mkdir()
@@ -135,13 +131,6 @@ def prepare(
                 )
             )
         corpora = [spool.corpus_sha256 for spool in spools]
-        if existing is not None:  # files were touched: are the texts still the same?
-            if existing.info.get("corpora_sha256") == corpora:
-                return existing
-            raise WakefulError(
-                f"{folder} was prepared from another state of the source: "
-                "delete it or choose another folder"
-            )
         if validation_source is None:
             split = split_by_hash(
                 spools[0], fraction=validation_fraction, seed=seed, scratch=scratch / "parts"
@@ -162,7 +151,6 @@ def prepare(
             dict(zip(SPLITS, encoded, strict=True)),
             source=single_sources(source),
             validation_source=validation_sources,
-            manifest=manifest,
             corpora_sha256=corpora,
             settings=settings,
             split_rule=split.rule,
@@ -214,7 +202,8 @@ def prepare_data(
     stem = Path(single_sources(source)[0]).stem
     label = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "text"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    return prepare(source, root / "data" / f"{label}-{json_digest(key)}", **options)
+    folder = root / "data" / f"{label}-{json_digest(key)}"
+    return PreparedData.open(folder) if is_prepared(folder) else prepare(source, folder, **options)
 
 
 def load_data(

@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 import re
-import shlex
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ JSON_ENDINGS = JSON_LINES_ENDINGS | {".json"}
 PARQUET_ENDINGS = frozenset({".parquet"})
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Endings of tables in text, and what stands between their columns."""
-MAX_ARRAY_BYTES = 256 * 2**20  # of JSON; parsing takes several times as much memory
 ROWS_AT_A_TIME = 4096
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 
@@ -124,12 +122,6 @@ def _has_json_lines(path: Path, text_field: str) -> bool:
 
 def _read_json_array(path: Path) -> NumberedRows:
     """Yield the number, the location and the value of each element of a JSON array in a file."""
-    if path.stat().st_size > MAX_ARRAY_BYTES:
-        jsonl_path = shlex.quote(str(path.with_suffix(".jsonl")))
-        raise WakefulError(
-            f"{path}: an array of more than {MAX_ARRAY_BYTES // 2**20} MiB: write an object a line "
-            f"(jq -c '.[]' {shlex.quote(str(path))} > {jsonl_path})"
-        )
     for number, row in enumerate(parse_json(decode_utf8(path.read_bytes(), path), str(path))):
         yield number, f"{path}, row {number}", row
 

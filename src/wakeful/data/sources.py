@@ -33,7 +33,6 @@ from wakeful.data.readers import (
 from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path, one_line
 from wakeful.paths import expand_home
-from wakeful.terminal.plain_text import PACKED_ENDINGS
 
 PYTHON_STDLIB = "python-stdlib"
 MIXTURE = "mixture"
@@ -50,7 +49,7 @@ _ENDINGS = (
     ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .mjs .ts .tsx .jsx .css .rb .php .pl "
     ".lua .r .jl .scala .swift .cs .hs .ml .lean .sh .sql .json .yaml .yml .toml .ini .cfg"
 )
-FOLDER_ENDINGS = frozenset(_ENDINGS.split()) | JSON_LINES_ENDINGS | PARQUET_ENDINGS | PACKED_ENDINGS
+FOLDER_ENDINGS = frozenset(_ENDINGS.split()) | JSON_LINES_ENDINGS | PARQUET_ENDINGS
 
 # Left out of the standard library: tests, ensurepip's wheels, what is installed beside it, and
 # what the machine that built Python wrote, which is different everywhere.

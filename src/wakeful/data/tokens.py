@@ -113,21 +113,21 @@ class PreparedData(Data):
     info: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = False) -> "PreparedData":
-        """Open a prepared folder.
-
-        Sizes are always checked; `verify` also reads every file and compares its SHA-256.
+    def open(cls, folder: str | Path) -> "PreparedData":
+        """Open a prepared folder; the sizes of its files are checked.
 
         Raises:
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
         folder = expand_home(folder)
-        with convert_os_errors(f"cannot read {folder}", "prepare the data again"):
+        advice = f": delete {folder} and prepare the data again"
+        with (
+            wrap_errors(f"{folder / 'data.json'} is damaged", advice),
+            convert_os_errors(f"cannot read {folder}", "prepare the data again"),
+        ):
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
                 prepared.split(split)
-            if verify:
-                prepared.verify()
         return prepared
 
     @property
@@ -154,21 +154,6 @@ class PreparedData(Data):
                     f"its {name} is {value}, and data.json's {self.info['tokenizer'][name]}",
                 )
         return tokenizer
-
-    @property
-    def warning(self) -> str:
-        """A warning where validation got less than half of validation_fraction, or over twice."""
-        settings, splits = self.info.get("settings"), self.info["splits"]
-        fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
-        train_bytes, validation_bytes = (splits[split]["bytes"] for split in SPLITS)
-        share = validation_bytes / (train_bytes + validation_bytes)
-        if not fraction or fraction / 2 <= share <= 2 * fraction:
-            return ""
-        return (
-            f"warning: {share:.2g} of the text is for validation, not the {fraction:g} of "
-            "validation_fraction: its documents are too few or too alike; give more text, or a "
-            "validation source"
-        )
 
     def is_named_by(self, source: str) -> bool:
         return self.folder == expand_home(source)
@@ -249,18 +234,6 @@ class PreparedData(Data):
             end_of_text=self.info["tokenizer"]["end_of_text"],
             path=path,
         )
-
-    def verify(self) -> None:
-        """Read every file; raise `WakefulError` where a SHA-256 or an id is not as recorded."""
-        expected = {self.folder / "tokenizer.json": self.info["tokenizer"]["fingerprint"]}
-        for split in SPLITS:
-            facts, files = self.info["splits"][split], _split_files(self.folder, split)
-            expected |= zip(files, (facts["sha256"], facts["documents_sha256"]), strict=True)
-        for path, digest in expected.items():
-            if file_sha256(path) != digest:
-                raise _damage_error(path, "its SHA-256 is not the one in data.json")
-        for split_file in (self.train, self.validation):
-            split_file.check_ids(split_file.tokens)
 
 
 def _split_files(folder: Path, split: SplitName) -> tuple[Path, Path]:
@@ -356,30 +329,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
             f"{folder} has format version {info.get('version')}, this program reads {VERSION}: "
             "prepare the data again"
         )
-    if not _has_all_fields(info):
-        raise _damage_error(path, "a field is missing or of the wrong kind")
     return info
-
-
-def _has_all_fields(info: dict[str, Any]) -> bool:
-    """Return whether `data.json` has every field that is read later, with a value of its type."""
-    try:
-        tokenizer, corpora = info["tokenizer"], info["corpora_sha256"]
-        splits = [info["splits"][split] for split in SPLITS]
-        numbers = [tokenizer["vocab_size"], tokenizer["end_of_text"]]
-        numbers += [facts[name] for facts in splits for name in ("tokens", "documents", "bytes")]
-        digests = [tokenizer["fingerprint"], *corpora]
-        digests += [facts[name] for facts in splits for name in ("sha256", "documents_sha256")]
-        source, dtype = info["source"], info["dtype"]
-    except (KeyError, TypeError):
-        return False
-    return (
-        isinstance(source, str | list)
-        and isinstance(corpora, list) and bool(corpora)
-        and isinstance(dtype, str) and dtype in TOKEN_DTYPES
-        and all(type(number) is int and number >= 0 for number in numbers)
-        and all(isinstance(digest, str) for digest in digests)
-    )  # fmt: skip
 
 
 def _read_document_starts(path: Path, facts: dict[str, Any]) -> np.ndarray:
@@ -401,32 +351,11 @@ def _damage_error(path: Path, reason: str) -> WakefulError:
     )
 
 
-def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """Open the data in `folder` if it was prepared with these settings; None for a free folder.
-
-    Raises:
-        WakefulError: the folder holds something else, or data prepared with other settings.
-    """
+def check_free(folder: Path) -> None:
+    """Raise `WakefulError` where there is something at `folder` that is not an empty folder."""
     with convert_os_errors(f"cannot use {folder}", "choose another folder"):
-        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-            return None
-    if not is_prepared(folder):
-        raise WakefulError(
-            f"{folder} exists and is not prepared data: choose another folder or move it away"
-        )
-    existing = PreparedData.open(folder)
-    if changed := _changed_settings(existing.info.get("settings"), settings):
-        raise WakefulError(
-            f"{folder} was prepared with another {changed}: delete it or choose another folder"
-        )
-    return existing
-
-
-def _changed_settings(stored: object, settings: dict[str, Any]) -> str:
-    """Return the names of the settings whose stored values differ, joined by "and"; "" for none."""
-    stored_settings = stored if isinstance(stored, dict) else {}
-    names = settings | stored_settings  # a setting may be in one of the two alone
-    return " and ".join(name for name in names if stored_settings.get(name) != settings.get(name))
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise WakefulError(f"{folder} exists: choose another folder or move it away")
 
 
 @contextlib.contextmanager
@@ -455,6 +384,5 @@ def publish_folder(building: Path, folder: Path, info: dict[str, Any]) -> None:
     try:
         building.rename(folder)
     except OSError:
-        # Another process may have prepared the same data meanwhile, which is then used.
-        if existing_data(folder, info["settings"]) is None:
+        if not is_prepared(folder):  # by another process meanwhile, whose data is then used
             raise

@@ -1,6 +1,6 @@
 """UTF-8 text from bytes, and text that is safe for a terminal or a page.
 
-Compressed files and other encodings are refused with the command that converts them.
+Other encodings are refused with the command that converts them.
 """
 
 import re
@@ -9,18 +9,8 @@ from pathlib import Path
 
 from wakeful.errors import WakefulError
 
-PACKED_ENDINGS = frozenset({".gz", ".bz2", ".xz", ".zst"})
-_PACKED = (
-    (0, b"\x1f\x8b", ".gz", "gzip -d {}"),
-    (0, b"BZh", ".bz2", "bzip2 -d {}"),
-    (0, b"\xfd7zXZ\0", ".xz", "xz -d {}"),
-    (0, b"\x28\xb5\x2f\xfd", ".zst", "zstd -d --rm {}"),
-    (0, b"PK\3\4", "", "python -m zipfile -e {0} {0}.files"),
-    (257, b"ustar", "", "python -m tarfile -e {0} {0}.files"),
-)
-"""Compressed formats: offset and bytes of the signature, the ending that the program requires, and
-the command that unpacks."""
 _HEAD = 4096
+"""Bytes of a file's beginning whose zeros are counted."""
 
 _CONTROLS = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -56,10 +46,13 @@ def decode_utf8(data: bytes, name: str | Path, *, offset: int = 0) -> str:
     """Decode UTF-8 without a byte order mark; `data` begins at byte `offset` of the file `name`.
 
     Raises:
-        WakefulError: the data is compressed or in another encoding.
+        WakefulError: the data is in another encoding.
     """
-    if offset == 0:
-        _check_head(data[:_HEAD], name)
+    head = data[:_HEAD]
+    if offset == 0 and 4 * head.count(0) > len(head):  # zeros are valid UTF-8
+        raise WakefulError(
+            f"{name}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion_hint(name)}"
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -70,27 +63,8 @@ def decode_utf8(data: bytes, name: str | Path, *, offset: int = 0) -> str:
     return text.removeprefix("\ufeff") if offset == 0 else text
 
 
-def _check_head(head: bytes, name: str | Path) -> None:
-    """Raise `WakefulError` where a file's first bytes are those of a compressed format, or have so
-    many zeros that the text is in UTF-16 or UTF-32.
-    """
-    path = str(name)
-    for offset, signature, ending, command in _PACKED:
-        if head[offset:].startswith(signature):
-            # Programs such as gzip unpack only files whose names end as theirs do.
-            required = path if path.lower().endswith(ending) else path + ending
-            rename = f"mv {shlex.quote(path)} {shlex.quote(required)} && "
-            unpack = command.format(shlex.quote(required))
-            advice = unpack if required == path else rename + unpack
-            raise WakefulError(f"{path} is packed: unpack it: {advice}")
-    if 4 * head.count(0) > len(head):  # zero bytes are valid UTF-8, so decoding would not fail
-        raise WakefulError(
-            f"{path}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion_hint(path)}"
-        )
-
-
 def _conversion_hint(name: str | Path) -> str:
     """Return the part of an error message that says how to convert a file to UTF-8."""
     path, new = shlex.quote(str(name)), shlex.quote(f"{name}.utf8")
     command = f"iconv -f ENCODING -t UTF-8 {path} > {new} && mv {new} {path}"
-    return f": convert it ({command}) or leave it out"
+    return f": unpack it, convert it ({command}) or leave it out"

@@ -156,11 +156,9 @@ def _train_in_world(
 def _new_config(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
     """Return a new run's configuration with every field resolved.
 
-    Notes on `show` tell of the data's warning, unused embedding rows and a shortened warmup.
+    Notes on `show` tell of unused embedding rows and a shortened warmup.
     """
     data.check_config(config.data)
-    if data.warning:
-        show.note(data.warning)
     warmup = config.optimizer.warmup_steps
     config = resolve_config(config, data, initial and initial.decoder.config)
     num_unused = config.model.vocab_size - data.vocab_size
