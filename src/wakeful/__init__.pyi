@@ -186,7 +186,6 @@ def evaluate(
     lambada: str = "",
     choices: str = "",
     tasks: Iterable[str] | str = (),
-    shots: int = 0,
     limit: int = 0,
     batch_size: int = 4,
 ) -> Evaluation:
@@ -224,7 +223,6 @@ def evaluate(
             "sol1", "sol2", "label"}: choose the answer.
         tasks: Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each
             question; their data comes from the Hugging Face hub.
-        shots: Solved examples before each question of tasks that are named without.
         limit: Examples at most of each task. 0: all.
         batch_size: Windows or examples per forward pass.
 

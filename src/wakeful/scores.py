@@ -14,9 +14,6 @@ import polars as pl
 
 from wakeful.estimates import Estimate, Figure, confidence_interval, perplexity_interval
 
-AVERAGE = "average of"
-"""Prefix of the task name of an average over tasks."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
@@ -133,23 +130,6 @@ def same_shots(scores: Sequence[Score]) -> int | None:
     """Return the number of shots that all scores have; None where they differ."""
     shots = {score.shots for score in scores}
     return shots.pop() if len(shots) == 1 else None
-
-
-def average_tasks(scores: Sequence[Score]) -> list[Score]:
-    """Return the mean over tasks of each metric that two or more tasks have, for one model.
-
-    Tasks have equal weight, however many examples they have, and a group counts once: its parts do
-    not count beside it. The error is that of `combine_scores`. Perplexities are not averaged.
-    """
-    averages: list[Score] = []
-    counted = [score for score in scores if not score.part_of and can_combine([score])]
-    for metric in dict.fromkeys(score.metric for score in counted):
-        tasks = [score for score in counted if score.metric == metric]
-        if len(tasks) > 1:
-            shares = [1 / len(tasks)] * len(tasks)
-            mean = combine_scores(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
-            averages.append(dataclasses.replace(mean, shots=0))  # tables then name no shots
-    return averages
 
 
 def scores_table(scores: Sequence[Score]) -> pl.DataFrame:

@@ -25,7 +25,7 @@ from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.examples import TaskSet
 from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.tasks import named_tasks, quiet
-from wakeful.scores import Score, average_tasks, paired_difference
+from wakeful.scores import Score, paired_difference
 
 __all__ = ["llama"]
 
@@ -98,7 +98,7 @@ class Guessing(LM):
 
 def asked(*names: str, seed: int = 0, **options: Any) -> dict[tuple[str, str], Score]:
     scores = run_tasks(f"m{seed}", Guessing(seed), named_tasks(names), **options)
-    return {(score.task, score.metric): score for score in [*scores, *average_tasks(scores)]}
+    return {(score.task, score.metric): score for score in scores}
 
 
 def leaves(found: dict[tuple[str, str], Score], *names: str) -> list[Score]:
@@ -153,22 +153,13 @@ def test_groups_of_two_models_are_paired_by_question(group: str) -> None:
     assert paired_difference(ours[group, "acc"], ours[group, "acc"]) == (0.0, 0.0)
 
 
-def test_an_average_counts_a_group_once() -> None:
-    found = asked("cooking", "school")
-    average = found["average of 2 tasks", "acc"]
-    both = leaves(found, "cooking", "school")
-    assert average.figure == pytest.approx((both[0].figure + both[1].figure) / 2)
-    assert average.error == pytest.approx(math.hypot(both[0].error, both[1].error) / 2)
-    assert not [task for task, _ in asked("school") if task.startswith("average")]
-
-
 def shown(found: dict[tuple[str, str], Score]) -> list[str]:
     return [task for (task, _), score in found.items() if not score.part_of]
 
 
 def test_a_group_stands_for_its_parts() -> None:
     found = asked("cooking", "school")
-    assert list(dict.fromkeys(shown(found))) == ["school", "cooking", "average of 2 tasks"]
+    assert list(dict.fromkeys(shown(found))) == ["school", "cooking"]
     inside = {task for (task, _), score in found.items() if score.part_of == "school"}
     assert inside == {"sciences", "arts", "physics", "biology", "music", "history"}
     assert found["physics", "acc_norm"].part_of == "school"
@@ -176,20 +167,19 @@ def test_a_group_stands_for_its_parts() -> None:
 
 def test_a_part_that_is_named_too_is_shown() -> None:
     found = asked("school", "arts", "music", "cooking")
-    averages = {"average of 4 tasks", "average of 2 tasks"}  # of acc, and of acc_norm
-    assert {*shown(found)} == {"school", "arts", "music", "cooking"} | averages
+    assert {*shown(found)} == {"school", "arts", "music", "cooking"}
     assert found["history", "acc"].part_of == "school"
 
 
 def test_a_group_that_aggregates_nothing_leaves_its_parts_as_they_are() -> None:
     found = asked("loose")
-    assert {*shown(found)} == {"sciences", "cooking", "average of 2 tasks"}
+    assert {*shown(found)} == {"sciences", "cooking"}
     assert found["sciences", "acc"].part_of == ""
     assert found["physics", "acc"].part_of == "sciences"
 
 
 def test_a_tag_is_all_of_its_tasks() -> None:
-    assert {*shown(asked("subjects"))} == {*QUESTIONS, "average of 5 tasks"}
+    assert {*shown(asked("subjects"))} == {*QUESTIONS}
     assert {*QUESTIONS} < {*shown(asked("subjects", "school"))}
 
 
@@ -197,7 +187,7 @@ def test_shots_and_limits_are_those_of_the_tasks() -> None:
     few = asked("school@1", limit=3)
     assert few["school", "acc"].title == "school, 1 shot: acc"
     assert len(few["school", "acc"].keys) == 12
-    mixed = named_tasks(["school"], shots=1)
+    mixed = named_tasks(["school@1"])
     mixed.tasks["music"].set_config(key="num_fewshot", value=0)
     (school, *_) = run_tasks("m", Guessing(0), mixed)
     assert school.shots is None
@@ -235,7 +225,6 @@ def test_the_page_has_the_groups_row_and_the_summary_its_parts(llama: Path, tmp_
     assert "acc_norm" in page  # of cooking
     assert "physics" not in page
     assert "28 examples, 1 solved one before each; its parts are in summary.json" in page
-    assert "a group counts once" in page
     summary = json.loads((out / "summary.json").read_text())
     scores = {(s["task"], s["metric"]): s for s in summary["models"][1]["scores"]}
     assert "part_of" not in scores["school", "acc"]

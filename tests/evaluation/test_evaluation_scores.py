@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
 from wakeful.evaluation.report import evaluation_summary, score_headlines
-from wakeful.scores import Score, average_tasks, paired_difference, score_ratio, scores_table
+from wakeful.scores import Score, paired_difference, score_ratio, scores_table
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -80,24 +80,6 @@ def test_rows_are_tidy() -> None:
     assert frame.columns == ["model", "task", "metric", "example", "key", "value", "weight"]
     assert frame["value"].to_list() == [1.0, 2.0, 3.0]
     assert frame["model"].to_list() == ["m", "m", "n"]
-
-
-def test_an_average_counts_tasks_alike_and_pairs_between_models() -> None:
-    first, second = [1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-    tasks = [score(first, metric="acc"), score(second, metric="acc", task="u"),
-             score([2.0, 4.0], metric="loss")]  # fmt: skip
-    (average,) = average_tasks(tasks)
-    assert (average.task, average.metric) == ("average of 2 tasks", "acc")
-    assert average.figure == pytest.approx((0.75 + 0.25) / 2)
-    assert average.error == pytest.approx(math.hypot(tasks[0].error, tasks[1].error) / 2)
-    better = [score([1.0, 1.0, 1.0, 1.0], metric="acc"), score(second, metric="acc", task="u")]
-    (other,) = average_tasks(better)
-    gain, error = paired_difference(other, average)
-    assert gain == pytest.approx(0.125)
-    assert 0 < error < other.error + average.error
-    # Of one task, or of perplexities, there is no average.
-    assert average_tasks(tasks[:1]) == []
-    assert average_tasks([score([1.0, 2.0], exponential=True, task=name) for name in "ab"]) == []
 
 
 def test_losses_are_compared_once_in_nats_whatever_their_unit() -> None:

@@ -15,14 +15,12 @@ from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder, held_bytes
 from wakeful.quantization import QuantizedLinear
-from wakeful.runs.run import Run
 from wakeful.scores import Score
 from wakeful.terminal.display import OnProgress
 
 ROUNDS = 3
 OURS, THEIRS = "our decoder", "Transformers"
 """The implementations that run models."""
-_WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def check_lengths(model: Model, lengths: Sequence[int]) -> None:
@@ -38,11 +36,10 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
 def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list[Score]:
     """Return the model's size, and its speed after prompts of these lengths.
 
-    Size: parameters, megabytes of weights in memory and in files, kilobytes of cache per token, and
-    megabytes of weights and cache together at the longest prompt. Speed, of one sequence: tokens
-    per second of the prompt until the first new token (prefill) and of greedy tokens after it
-    (decode), over `ROUNDS` rounds after an unmeasured one; the error is over rounds. Cache and
-    speed depend on the implementation, `OURS` or `THEIRS`.
+    Size: parameters, megabytes of weights in memory, kilobytes of cache per token at the longest
+    prompt. Speed, of one sequence: tokens per second of the prompt until the first new token
+    (prefill) and of greedy tokens after it (decode), over `ROUNDS` rounds after an unmeasured one;
+    the error is over rounds. Cache and speed depend on the implementation, `OURS` or `THEIRS`.
 
     Raises:
         WakefulError: a length that does not fit into the model's context.
@@ -123,8 +120,8 @@ def _count_parameters(module: nn.Module) -> int:
 
 
 def _measure_sizes(model: Model, length: int) -> list[Score]:
-    """Return the scores of a model's size: parameters, bytes of weights and of files, and, where it
-    can be measured, of the cache after a prompt of `length` tokens.
+    """Return the scores of a model's size: parameters, bytes of weights and, where it can be
+    measured, of the cache after a prompt of `length` tokens.
     """
     code = code_of(model.module)
     weight_bytes = held_bytes([*model.module.parameters(), *model.module.buffers()])
@@ -135,11 +132,6 @@ def _measure_sizes(model: Model, length: int) -> list[Score]:
     }
     if cache_bytes is not None:
         figures["cache, KB a token"] = cache_bytes / length / 1e3
-        total_bytes = weight_bytes + cache_bytes
-        figures[f"weights and cache of {length:,} tokens, MB"] = total_bytes / 1e6
-    file_bytes = _file_bytes(model)
-    if file_bytes:
-        figures["files, MB"] = file_bytes / 1e6
     return [
         Score(model=model.name, task="size", metric=metric, keys=("all",),
               values=np.array([value]), weights=np.ones(1), higher_is_better=False,
@@ -172,18 +164,3 @@ def _cache_bytes(model: Model, length: int) -> int | None:
             # A state that is not used yet may be None.
             total += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
     return total
-
-
-def _file_bytes(model: Model) -> int:
-    """Return the bytes of the files that hold a model's weights; 0 for a model in memory."""
-    path = model.path
-    if path is None:
-        return 0
-    if path.is_file():
-        return path.stat().st_size
-    checkpoint = Run(path).checkpoints / f"step-{model.step:08d}"
-    if checkpoint.is_dir():  # beside the weights lies the optimizer's state
-        files = checkpoint.glob("model.safetensors")
-    else:
-        files = (file for pattern in _WEIGHTS for file in path.glob(pattern))
-    return sum(file.stat().st_size for file in files)

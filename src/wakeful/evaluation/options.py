@@ -45,8 +45,6 @@ class EvaluateOptions(ReadingOptions):
     tasks: What[tuple[str, ...]] = ()
     """Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each question; their
     data comes from the Hugging Face hub."""
-    shots: int = 0
-    """Solved examples before each question of tasks that are named without."""
     limit: HowMuch[int] = 0
     """Examples at most of each task. 0: all."""
     batch_size: HowMuch[int] = 4
@@ -54,9 +52,8 @@ class EvaluateOptions(ReadingOptions):
 
     RULES = (
         AtLeast("batch_size", 1),
-        AtLeast("stride num_sequences limit shots", 0),
+        AtLeast("stride num_sequences limit", 0),
         Excludes("texts", "text", "every text is named in --texts"),
-        Needs("shots", "tasks", "these bring few-shot examples"),
         Needs("limit", "lambada choices tasks", "a text is shortened by --num_sequences"),
     )
 

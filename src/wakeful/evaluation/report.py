@@ -38,7 +38,7 @@ from wakeful.reports.value import (
     terms,
 )
 from wakeful.runs.run import Environment
-from wakeful.scores import AVERAGE, Score, paired_difference, score_ratio
+from wakeful.scores import Score, paired_difference, score_ratio
 
 _OF_LOSSES = ("bits per byte", "loss over the task's own")
 """Metrics that are a perplexity's losses in another unit."""
@@ -359,9 +359,6 @@ def method_of(
         )
     own = {*texts, "size", "speed"}
     for task in dict.fromkeys(score.task for score in _visible(scores) if score.task not in own):
-        if task.startswith(AVERAGE):
-            method["Average"] = "tasks have equal weight; a group counts once, without its parts"
-            continue
         task_scores = [score for score in scores if score.task == task]
         own_files = {"lambada": options.lambada, "choices": options.choices}
         source = own_files.get(task) or "lm-eval's own definition"

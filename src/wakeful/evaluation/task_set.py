@@ -28,7 +28,7 @@ def read_tasks(
             f"lm-eval, which runs these tasks, cannot be imported ({error}); install all of it "
             f"with: {INSTALL_LM_EVAL}"
         ) from error
-    task_set = named_tasks(options.tasks, shots=options.shots) if options.tasks else TaskSet()
+    task_set = named_tasks(options.tasks) if options.tasks else TaskSet()
     tasks = dict(task_set.tasks)
     if completions:
         tasks["lambada"] = lambada_task(completions)

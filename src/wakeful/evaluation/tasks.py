@@ -52,11 +52,10 @@ def choices_task(examples: Sequence[MultipleChoice]) -> Task:
     )
 
 
-def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
+def named_tasks(tasks: Sequence[str]) -> TaskSet:
     """Return lm-eval's tasks of these names, TASK or TASK@SHOTS, with the parts of groups.
 
-    `shots` is the number of few-shot examples for names without @; 0 leaves it to each task. A task
-    that is defined without examples gets none, as with lm-eval's own command.
+    A name without @ leaves the number of few-shot examples to the task.
 
     Raises:
         WakefulError: a task does not exist or its data cannot be fetched, one task is named with
@@ -68,7 +67,7 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
     groups: dict[str, Group] = {}
     named: set[str] = set()
     for task_name in tasks:
-        name, task_shots = with_shots(task_name)
+        name, shots = with_shots(task_name)
         if name not in task_names:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -83,19 +82,15 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        num_shots = task_shots
-        if task_shots is None and shots:
-            num_shots = shots
         for title, task in loaded["tasks"].items():  # several of a group
             task.set_fewshot_seed(_SEED)
             has_no_shots = task.get_config("num_fewshot") == 0
-            if task_shots and has_no_shots:
+            if shots and has_no_shots:
                 raise WakefulError(
-                    f"task {title} is defined without few-shot examples; "
-                    f"name it without @{task_shots}"
+                    f"task {title} is defined without few-shot examples; name it without @{shots}"
                 )
-            if num_shots is not None and not has_no_shots:
-                task.set_config(key="num_fewshot", value=num_shots)
+            if shots is not None and not has_no_shots:
+                task.set_config(key="num_fewshot", value=shots)
             if title in tasks_by_name and _shots(tasks_by_name[title]) != _shots(task):
                 raise WakefulError(
                     f"task {title} is asked for with {_shots(tasks_by_name[title])} and with "

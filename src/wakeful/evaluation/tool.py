@@ -29,7 +29,7 @@ from wakeful.probes.running import as_decoder
 from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment
-from wakeful.scores import Score, average_tasks, scores_table
+from wakeful.scores import Score, scores_table
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 
@@ -170,8 +170,7 @@ def _score_model(
     tasks: TaskSet,
     show: Display,
 ) -> list[Score]:
-    """Return a model's scores on the texts, by the names of their figures, and on the tasks, with
-    averages over tasks.
+    """Return a model's scores on the texts, by the names of their figures, and on the tasks.
 
     Raises:
         WakefulError: the model gives no likelihoods, cannot be timed at the lengths that will be
@@ -204,8 +203,7 @@ def _score_model(
             batch_size=options.batch_size,
             progress=partial(show.count, f"{model.name}: rows"),
         )
-        task_scores = run_tasks(model.name, harness_model, tasks, limit=options.limit)
-        scores += [*task_scores, *average_tasks(task_scores)]
+        scores += run_tasks(model.name, harness_model, tasks, limit=options.limit)
     return scores
 
 

@@ -423,9 +423,9 @@ def _prepare(plan: Plan, show: Display) -> None:
 
     Of a text that only other models read, the beginning is read; the hub's not before they need it.
     """
-    for shots, tasks in by_shots(plan.tasks).items():
+    for tasks in by_shots(plan.tasks).values():
         show.note(f"preparing {', '.join(tasks)}")
-        read_tasks(EvaluateOptions(tasks=tasks, shots=shots))
+        read_tasks(EvaluateOptions(tasks=tasks))
     trained = {job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None}
     for config in trained.values():
         check_run(config, show.stage)

@@ -341,7 +341,7 @@ def _asked(
     if not file.is_file():
         figures: dict[str, float] = {}
         for shots, tasks in by_shots(plan.tasks).items():
-            scores = evaluate(source, tasks=tasks, shots=shots, display=display).scores
+            scores = evaluate(source, tasks=tasks, display=display).scores
             figures |= {answer_name(one.task, one.metric, shots): one.figure for one in scores}
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_json(file.name, {"figures": figures})
@@ -349,9 +349,9 @@ def _asked(
 
 
 def by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """Return tasks, TASK or TASK@SHOTS, by their shots."""
+    """Return tasks, TASK or TASK@SHOTS, by their shots; those without any have 0."""
     found: dict[int, tuple[str, ...]] = {}
     for each in tasks:
-        name, shots = with_shots(each)
-        found[shots or 0] = (*found.get(shots or 0, ()), name)
+        _, shots = with_shots(each)
+        found[shots or 0] = (*found.get(shots or 0, ()), each)
     return found
