@@ -83,7 +83,7 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     papers.__getattr__ = lambda _name: taken  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, papers.__name__, papers)
     preparing = ModuleType("wakeful.data.preparing")
-    preparing.prepare, preparing.preparation_options = taken, lambda _options: {}  # type: ignore[attr-defined]
+    preparing.prepare = taken  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, preparing.__name__, preparing)
     monkeypatch.chdir(tmp_path)
 

@@ -59,9 +59,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, num_bytes):
     write(tmp_path / "a.jsonl", [f"{n} {'é' * 60}" for n in range(40)])
     tokenizer = Tokenizer.train(["x"] * 9, 257)
     with files_no_longer_than(num_bytes):
-        message = failure(
-            str(tmp_path / "a.jsonl"), tmp_path / "x" / "d", vocab_size=None, tokenizer=tokenizer
-        )
+        message = failure(str(tmp_path / "a.jsonl"), tmp_path / "x" / "d", tokenizer=tokenizer)
     assert "free some space" in message
     assert not list((tmp_path / "x").iterdir())
     assert prepare(str(tmp_path / "a.jsonl"), tmp_path / "x" / "d", tokenizer=tokenizer)

@@ -1,12 +1,9 @@
 """Documents become tokens, once and the same every time."""
 
-from inspect import signature
-
 import numpy as np
 import pytest
 
 from data.preparations import TEXTS, failure, left_over, texts_of, write
-from wakeful.config.schema import TextConfig
 from wakeful.data import PreparedData, Tokenizer, prepare, prepare_data
 from wakeful.data.tokens import token_dtype
 from wakeful.paths import default_cache_dir
@@ -89,11 +86,8 @@ def test_wide_ids_on_disk(source, tmp_path):
     [
         ({"validation_fraction": 0.0}, "validation_fraction is 0.0"),
         ({"validation_fraction": 1}, "validation_fraction is 1"),
-        ({"max_bytes": 0}, "max_bytes is 0"),
-        ({"vocab_size": None}, "neither was given"),
         ({"vocab_size": 100}, "at least 257"),
-        ({"tokenizer": "nowhere", "vocab_size": 300}, "both were given"),
-        ({"tokenizer": "nowhere", "vocab_size": None}, "no tokenizer at nowhere"),
+        ({"tokenizer": "nowhere"}, "no tokenizer at nowhere"),
         ({"text_field": "body"}, "no field 'body'"),
     ],
 )
@@ -151,15 +145,3 @@ def test_the_default_corpus(tmp_path):
     assert 380_000 < data.train.num_bytes + data.validation.num_bytes <= 400_000
     assert data.vocab_size == 512
     assert prepare_data(**options).info == data.info
-
-
-def test_defaults_are_those_of_the_options(source, tmp_path):
-    asked = TextConfig()
-    settings = prepare(source, tmp_path / "d", vocab_size=300).info["settings"]
-    for name in ("validation_fraction", "text_field", "keep_overlap"):
-        assert settings[name] == getattr(asked, name)
-        assert signature(prepare).parameters[name].default == getattr(asked, name)
-    cached = prepare_data(source, vocab_size=300, cache_dir=tmp_path / "cache")
-    assert cached.info["settings"] == settings
-    with pytest.raises(TypeError, match="vocabulary"):
-        prepare_data(source, vocabulary=300)

@@ -250,8 +250,7 @@ def prepare(arguments: list[str]) -> None:
     from wakeful.data import preparing
 
     with progress_display("prepare") as show:
-        settings = preparing.preparation_options(options)
-        data = preparing.prepare(sources, options.out, progress=show.stage, **settings)
+        data = preparing.prepare(sources, options.out, progress=show.stage, options=options)
     print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "

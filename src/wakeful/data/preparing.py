@@ -1,6 +1,6 @@
 """From a source of text to a folder of tokens: read, split, train a tokenizer, encode, move in."""
 
-import inspect
+import dataclasses
 import os
 import re
 import shutil
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from wakeful.config.keywords import options_from
 from wakeful.config.schema import DataConfig, TextConfig
 from wakeful.data.base import Data
 from wakeful.data.mixture import Domain, MixedData, mixture_of
@@ -52,41 +53,22 @@ _SPLIT_VERSION = 2
 """Version of the rule that splits documents (`split_by_hash`), part of the names in the cache."""
 
 
-def preparation_options(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Return the keyword arguments of `prepare` and `prepare_data` for a configuration; a given
-    `tokenizer` replaces the one that the configuration names or trains.
-    """
-    chosen_tokenizer = tokenizer or config.tokenizer or None
-    return {
-        "tokenizer": chosen_tokenizer,
-        "vocab_size": config.vocab_size if chosen_tokenizer is None else None,
-        "validation_source": config.validation_source or None,
-        "validation_fraction": config.validation_fraction,
-        "max_bytes": config.max_bytes or None,
-        "text_field": config.text_field,
-        "keep_overlap": config.keep_overlap,
-    }
-
-
 def prepare(
     source: str | Sequence[str],
     folder: str | Path,
     *,
     tokenizer: Tokenizer | str | Path | None = None,
-    vocab_size: int | None = None,
-    validation_source: str | Sequence[str] | None = None,
-    validation_fraction: float = TextConfig.validation_fraction,
-    max_bytes: int | None = None,
-    text_field: str = TextConfig.text_field,
     seed: int = 0,
-    keep_overlap: bool = TextConfig.keep_overlap,
     progress: Progress | None = None,
+    options: TextConfig | None = None,
+    **kwargs: Any,
 ) -> PreparedData:
     """Tokenize the text of `source` into a new `folder`; return its data.
 
-    Either `tokenizer` is one (or its path), or `vocab_size` is the size of one to train on the
-    training documents. About `validation_fraction` of the documents (see `split_by_hash`), or all
-    documents of `validation_source`, are for validation. Unless `keep_overlap` is set, validation
+    `options`, whose fields are keyword arguments too, decide how. A given `tokenizer` (or its path)
+    replaces the one that they name or train; one is trained on the training documents alone. For
+    validation are about `validation_fraction` of the documents (see `split_by_hash`, which takes
+    `seed`), or all documents of `validation_source`. Unless `keep_overlap` is set, validation
     documents that overlap the training text are dropped; a `validation_source` that overlaps is
     refused (see `drop_overlap`). `max_bytes` limits the text of `source`, in UTF-8. The folder is
     built beside its place, with a copy of the text, and renamed when complete.
@@ -95,15 +77,13 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder is not empty, or the disk is full.
     """
+    config = options_from(TextConfig, kwargs, options)
     folder = expand_home(folder).absolute()
     progress = progress or Display().stage
-    tokenizer = _load_tokenizer(tokenizer, vocab_size)
-    if validation_source is None and not 0 < validation_fraction < 1:
-        raise WakefulError(
-            f"validation_fraction is {validation_fraction}: it must lie between 0 and 1"
-        )
-    if max_bytes is not None and max_bytes < 1:
-        raise WakefulError(f"max_bytes is {max_bytes}: it must be at least 1")
+    tokenizer = _load_tokenizer(tokenizer, config)
+    fraction, validation_source = config.validation_fraction, config.validation_source
+    if not validation_source and not 0 < fraction < 1:
+        raise WakefulError(f"validation_fraction is {fraction}: it must lie between 0 and 1")
     check_free(folder)
     _check_outside(folder, source)
     if any(map(mixture_of, single_sources(source))):
@@ -112,50 +92,46 @@ def prepare(
             "own in the cache: prepare a part by itself, or train on the mixture"
         )
     settings = {
-        "vocab_size": vocab_size,
+        "vocab_size": config.vocab_size if tokenizer is None else None,
         "tokenizer": tokenizer and [tokenizer.fingerprint, tokenizer.end_of_text_token],
-        "validation_fraction": None if validation_source is not None else validation_fraction,
-        "max_bytes": max_bytes,
-        "text_field": text_field,
-        "seed": None if validation_source is not None else seed,
-        "keep_overlap": keep_overlap,
+        "validation_fraction": None if validation_source else fraction,
+        "max_bytes": config.max_bytes or None,
+        "text_field": config.text_field,
+        "seed": None if validation_source else seed,
+        "keep_overlap": config.keep_overlap,
     }
     with temporary_folder_beside(folder) as building:
         scratch = building / "scratch"
         scratch.mkdir()
-        spools = [_store_documents(source, scratch / "source", max_bytes, text_field, progress)]
-        if validation_source is not None:
+        spools = [_store_documents(source, scratch / "source", config, progress)]
+        if validation_source:
+            whole = dataclasses.replace(config, max_bytes=0)
             spools.append(
-                _store_documents(
-                    validation_source, scratch / "validation", None, text_field, progress
-                )
+                _store_documents(validation_source, scratch / "validation", whole, progress)
             )
-        corpora = [spool.corpus_sha256 for spool in spools]
-        if validation_source is None:
-            split = split_by_hash(
-                spools[0], fraction=validation_fraction, seed=seed, scratch=scratch / "parts"
-            )
-        else:
             split = split_by_source(*spools)
+        else:
+            split = split_by_hash(
+                spools[0], fraction=fraction, seed=seed, scratch=scratch / "parts"
+            )
         if tokenizer is None:
-            assert vocab_size is not None
-            tokenizer = Tokenizer.train(_read_texts(split.train, "tokenizer", progress), vocab_size)
+            texts = _read_texts(split.train, "tokenizer", progress)
+            tokenizer = Tokenizer.train(texts, config.vocab_size)
         encoded = [
             (_encode_documents(side, tokenizer, progress), side.num_bytes)
             for side in (split.train, split.validation)
         ]
-        validation_sources = [] if validation_source is None else single_sources(validation_source)
         info = write_splits(
             building,
             tokenizer,
             dict(zip(SPLITS, encoded, strict=True)),
             source=single_sources(source),
-            validation_source=validation_sources,
-            corpora_sha256=corpora,
+            validation_source=[validation_source] if validation_source else [],
+            corpora_sha256=[spool.corpus_sha256 for spool in spools],
             settings=settings,
             split_rule=split.rule,
         )
-        if not keep_overlap:
+        if not config.keep_overlap:
             side = split.validation
             progress("comparing", 0, side.num_bytes)
             drop_overlap(PreparedData(building, info), side.spool.lengths[side.mask])
@@ -169,41 +145,46 @@ def prepare(
 def prepare_data(
     source: str | Sequence[str] = PYTHON_STDLIB,
     *,
+    tokenizer: Tokenizer | str | Path | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    options: TextConfig | None = None,
+    **kwargs: Any,
 ) -> PreparedData:
     """Prepare a source into a folder of the cache (`cache_dir`, else `default_cache_dir()`), or
     open the folder where it exists.
 
-    `options` are those of `prepare`. The folder's name contains a hash of the options and of every
-    file's path, size and time of change. So a second call reads no text, and changed files are
-    prepared into a new folder.
+    `tokenizer` and `options` are those of `prepare`. The folder's name contains a hash of the
+    options and of every file's path, size and time of change. So a second call reads no text, and
+    changed files are prepared into a new folder.
     """
-    _, _, *parameters = inspect.signature(prepare).parameters.values()  # not source and folder
-    defaults = {parameter.name: parameter.default for parameter in parameters}
-    options = defaults | options | {"progress": progress}
-    tokenizer = options["tokenizer"]
-    if isinstance(tokenizer, str | Path):
-        options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
-    names = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
+    config = options_from(TextConfig, kwargs, options)
+    tokenizer = _load_tokenizer(tokenizer, config)
+    sources = filter(None, [source, config.validation_source])
     key = {
         "version": VERSION,
         "split": _SPLIT_VERSION,
-        "manifest": data_manifest(source, options["validation_source"]),
+        "manifest": joined_sha256(*map(source_manifest, sources)),
         "tokenizer": tokenizer
         and [
             tokenizer.fingerprint,
             tokenizer.end_of_text_token,
             sorted(tokenizer.companion_files.items()),
         ],
-        **{name: options[name] for name in names},
+        "vocab_size": config.vocab_size if tokenizer is None else None,
+        "validation_fraction": config.validation_fraction,
+        "max_bytes": config.max_bytes or None,
+        "text_field": config.text_field,
+        "seed": 0,
+        "keep_overlap": config.keep_overlap,
     }
     stem = Path(single_sources(source)[0]).stem
     label = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "text"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
     folder = root / "data" / f"{label}-{json_digest(key)}"
-    return PreparedData.open(folder) if is_prepared(folder) else prepare(source, folder, **options)
+    if is_prepared(folder):
+        return PreparedData.open(folder)
+    return prepare(source, folder, tokenizer=tokenizer, progress=progress, options=config)
 
 
 def load_data(
@@ -225,7 +206,7 @@ def load_data(
     return (
         load_mixture(config, source, progress, tokenizer=tokenizer)
         or open_prepared(source)
-        or prepare_data(source, progress=progress, **preparation_options(config, tokenizer))
+        or prepare_data(source, tokenizer=tokenizer, progress=progress, options=config)
     )
 
 
@@ -271,9 +252,9 @@ def load_mixture(
                 f"{name}, {data.folder}, was prepared with another tokenizer than the rest of the "
                 "mixture: prepare it with the same (--tokenizer)"
             )
-    options = preparation_options(config, tokenizer)
     parts = [
-        prepared.get(domain.name) or prepare_data(domain.source, progress=progress, **options)
+        prepared.get(domain.name)
+        or prepare_data(domain.source, tokenizer=tokenizer, progress=progress, options=config)
         for domain in domains
     ]
     return MixedData(source, domains, parts, tokenizer)
@@ -311,10 +292,7 @@ def _shared_tokenizer(
             for number, domain in enumerate(domains):
                 scratch = building / "scratch" / str(number)
                 scratch.mkdir(parents=True)
-                spool = _store_documents(
-                    domain.source, scratch / "source", config.max_bytes or None, config.text_field,
-                    progress,
-                )  # fmt: skip
+                spool = _store_documents(domain.source, scratch / "source", config, progress)
                 fraction = config.validation_fraction
                 # With the seed by which `prepare` will split the domain.
                 split = split_by_hash(spool, fraction=fraction, seed=0, scratch=scratch / "parts")
@@ -327,28 +305,12 @@ def _shared_tokenizer(
     return Tokenizer.load(folder)
 
 
-def data_manifest(
-    source: str | Sequence[str], validation_source: str | Sequence[str] | None
-) -> str:
-    """Return a hash of both sources' files, by path, size and time (see `source_manifest`)."""
-    sources = [source] if validation_source is None else [source, validation_source]
-    return joined_sha256(*map(source_manifest, sources))
-
-
 def _load_tokenizer(
-    tokenizer: Tokenizer | str | Path | None, vocab_size: int | None
+    tokenizer: Tokenizer | str | Path | None, config: TextConfig
 ) -> Tokenizer | None:
-    """Return the given tokenizer, loaded where it is a path; None to train one of `vocab_size`.
-
-    Raises:
-        WakefulError: both are given, or neither.
-    """
-    if (tokenizer is None) == (vocab_size is None):
-        raise WakefulError(
-            "pass either tokenizer, one to use, or vocab_size, the size of one to train: "
-            + ("neither was given" if tokenizer is None else "both were given")
-        )
-    return Tokenizer.load(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    """Return the given tokenizer or the one that `config` names, loaded; None to train one."""
+    chosen = tokenizer or config.tokenizer or None
+    return Tokenizer.load(chosen) if isinstance(chosen, str | Path) else chosen
 
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
@@ -377,15 +339,11 @@ def _report_bytes(
 
 
 def _store_documents(
-    source: str | Sequence[str],
-    path: Path,
-    max_bytes: int | None,
-    text_field: str,
-    progress: Progress,
+    source: str | Sequence[str], path: Path, config: TextConfig, progress: Progress
 ) -> Spool:
-    """Read the documents of a source, up to `max_bytes` of text, into a spool file at `path`."""
-    spool = Spool(path)
-    documents = read_documents(source, text_field=text_field)
+    """Read the documents of a source, up to `config.max_bytes` of text, into a spool at `path`."""
+    spool, max_bytes = Spool(path), config.max_bytes or None
+    documents = read_documents(source, text_field=config.text_field)
     spool.fill(_report_bytes(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
     if not len(spool):  # an empty source was refused when it was read
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")

@@ -205,10 +205,7 @@ class PreparedData(Data):
         table = to_table(config) | defaults
         for name in ("validation_fraction", "text_field", *defaults):
             table[name] = settings.get(name) or table[name]
-        # A configuration can name one validation source, `data.json` several.
-        table["validation_source"] = ""
-        if isinstance(sources, list) and len(sources) == 1:
-            table["validation_source"] = sources[0]
+        table["validation_source"] = sources[0] if sources else ""
         return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
