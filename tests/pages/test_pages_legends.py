@@ -53,14 +53,6 @@ def test_a_chart_of_one_model_has_no_legend() -> None:
     assert NAMES[0] not in words(svg)
 
 
-def test_long_names_stand_one_below_the_other() -> None:
-    def columns(names: Iterable[str], width: int) -> int:
-        spec = specification(layer_charts([diagnosis(name) for name in names])[0].draw())
-        return standalone_spec(spec, width)["config"]["legend"]["columns"]
-
-    assert columns(("a", "b"), 640) == 4
-    assert columns(NAMES, 640) == 2
-    assert columns(NAMES, 480) == 1
 
 
 @pytest.mark.slow

@@ -91,8 +91,8 @@ def test_rows_are_packed_without_loss() -> None:
 
 
 def test_a_spec_without_rows_of_its_own_has_none_packed() -> None:
-    told = {"legends": {}, "nameWidth": 40}
-    assert _pack_columns({"mark": "point"}) == {"mark": "point", "datasets": {}, "usermeta": told}
+    told = {"mark": "point", "datasets": {}, "usermeta": {"legends": {}}}
+    assert _pack_columns({"mark": "point"}) == told
 
 
 def test_every_head_is_in_the_list_and_both_orders_share_it() -> None:

@@ -125,17 +125,6 @@ def test_it_is_bundled_once(bundles: list[int]) -> None:
     assert len(bundles) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"let a;", b"\xff", b"// sha256 00\nlet evil;"])
-def test_a_damaged_script_is_bundled_anew(
-    bundles: list[int], tmp_path: Path, damage: bytes
-) -> None:
-    script = again()
-    (file,) = (tmp_path / "cache" / "vega").iterdir()
-    file.write_bytes(damage)
-    assert again() == again() == script
-    assert len(bundles) == 2
-
-
 def test_a_cache_that_cannot_be_written_is_done_without(bundles: list[int], tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert again() == again()

@@ -159,9 +159,7 @@ def _draw_curve(
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
     y = alt.Y("value:Q", title=axis, scale=scale, axis=ticks)
     tooltip = ["model:N", "layer:Q", "kind:N", charts.tip("value", ",.4~g", title=title)]
-    chart = charts.draw_lines(
-        frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip, outliers=metric in _LOG
-    )
+    chart = charts.draw_lines(frame, "model", _names(diagnoses), charts.LAYERS, y, tooltip)
     return charts.wide(chart, 150)
 
 

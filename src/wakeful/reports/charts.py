@@ -36,21 +36,11 @@ SHAPES = (
 _NEAREST = "the point nearest to the pointer"
 _PLACES = 100
 """Places of a line that the pointer finds, at least; more would be slow to draw."""
-_LETTER, _SYMBOL = 8, 40
-"""Pixels that a letter of a legend takes, and a symbol with its margins."""
-_COLUMNS = 4
-"""Names of a legend side by side, at most."""
 _TITLE = 8
 """Pixels that a letter of a title takes, margins included."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 _UNDRAWABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
-_PROPERTIES = frozenset({
-    "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__",
-    "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString",
-    "toString", "valueOf",
-})  # fmt: skip
-"""Of every object of JavaScript."""
 
 
 def colors(names: Sized) -> list[str]:
@@ -159,14 +149,13 @@ def nearest_points(base: alt.Chart, tooltip: Tips, y: alt.Y) -> alt.Chart:
 def draw_lines(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
     tooltip: Tips, *, at: str = "layer", legend: alt.Legend | None = None,
-    points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (), outliers: bool = False,
+    points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (),
 ) -> Drawing:  # fmt: skip
     """Draw a line over the column `at` for each name in `by`, distinguished by color and dash.
 
     A band spans the columns low and high where the frame has them. Without `legend` the page's own
     legend switches names on and off; with it a click on a name fades the others. Lines of one name
-    with different values of `detail` are not connected. `under` is drawn first; with `outliers` the
-    points far above the rest of their line are labelled (see `line_outliers`).
+    with different values of `detail` are not connected. `under` is drawn first.
     """
     frame = round_digits(frame, 5)
     selection = alt.selection_point(fields=[by], bind="legend")
@@ -206,29 +195,9 @@ def draw_lines(
     ]
     if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
         layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=visibility))
-    if outliers and not (named := line_outliers(frame, by, at)).is_empty():
-        label = alt.Chart(named).mark_text(dy=-9, fontSize=11).encode(
-            x=x, y=y, color=color_without_legend, opacity=visibility, text="label:N"
-        )  # fmt: skip
-        layers.append(label)
     if legend is None:
         return switchable(*layers)
     return alt.layer(*layers).resolve_legend(color="independent", strokeDash="independent")
-
-
-def line_outliers(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
-    """Return at most two outliers of each line, the largest first, and a `label`, say "layer 3".
-
-    `by` is the column of the lines' names, `at` that of their horizontal axis. An outlier is more
-    than twice the line's median, and its logarithm more than eight median absolute deviations above
-    the line's median logarithm.
-    """
-    log = pl.col("value").log()
-    above = log - log.median().over(by)
-    spread = above.abs().median().over(by)
-    rows = frame.filter(pl.col("value") > 0).filter((above > 8 * spread) & (above > math.log(2)))
-    rows = rows.sort("value", descending=True).group_by(by, maintain_order=True).head(2)
-    return rows.with_columns(label=pl.format("{} {}", pl.lit(at), pl.col(at)))
 
 
 def scatter(
@@ -339,7 +308,6 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
     What only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
-    spec["config"]["legend"]["columns"] = max(1, min(_COLUMNS, width // name_width(spec)))
     chosen = _first_choice(spec)
     if title or chosen:  # without a title the choice stands in its place
         text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
@@ -392,27 +360,6 @@ def add_legends(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def name_width(spec: dict[str, Any]) -> int:
-    """Return the pixels that the longest name in a legend takes, its symbol included."""
-    return _LETTER * _longest_legend_name(spec) + _SYMBOL
-
-
-def _longest_legend_name(part: Any) -> int:
-    """Return the number of letters of the longest name in any legend of a specification or of a
-    part of one; 0 without legends.
-    """
-    if isinstance(part, list):
-        return max(map(_longest_legend_name, part), default=0)
-    if not isinstance(part, dict):
-        return 0
-    hides_legend = "legend" in part and part["legend"] is None
-    scale = None if hides_legend else part.get("scale")
-    names = scale.get("domain") if isinstance(scale, dict) else None
-    lengths = [len(name) for name in names or () if isinstance(name, str)]
-    inside = [_longest_legend_name(child) for key, child in part.items() if key != "datasets"]
-    return max([*lengths, *inside], default=0)
-
-
 def _first_choice(spec: dict[str, Any]) -> str:
     """Return the label of the choice that a chart's drop-down list has at first; "" for no list."""
     for parameter in spec.get("params", ()):
@@ -449,7 +396,7 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "rule": {"color": faint},
         "legend": {
             "labelColor": ink, "titleColor": ink, "orient": "top", "title": None,
-            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": _COLUMNS,
+            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": 2,
             "labelLimit": 300, "titleLimit": 300,
         },
         "text": {"color": ink, "font": _FONT, "fontSize": 12},
@@ -464,8 +411,7 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
 def drawable(text: str) -> str:
     """Return a name that charts can draw, whatever a user chose.
 
-    Characters that XML forbids end vl-convert's process. Vega cannot draw names of JavaScript's
-    built-in properties ("constructor"), nor U+2028 and U+2029.
+    Characters that XML forbids end vl-convert's process. Vega cannot draw U+2028 and U+2029.
     """
 
     def replacement(match: re.Match[str]) -> str:
@@ -473,8 +419,7 @@ def drawable(text: str) -> str:
         character = match[0]
         return chr(0x2400 + ord(character)) if character < " " else "\ufffd"
 
-    text = _UNDRAWABLE.sub(replacement, text)
-    return f"{text} " if text in _PROPERTIES else text  # a space makes it another name
+    return _UNDRAWABLE.sub(replacement, text)
 
 
 def _drawable_values(value: Any) -> Any:

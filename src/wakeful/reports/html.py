@@ -1,6 +1,7 @@
 """One offline HTML page out of a template: every kind of page is filled in and written here."""
 
 import base64
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -102,12 +103,10 @@ def _hash(script: str) -> str:
 def _pack_columns(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a specification with its data by column, a third of the size, which page.js unpacks.
 
-    As "usermeta" it gets what page.js draws legends from: their options and the width of a name.
+    As "usermeta" it gets the options of the legends that page.js adds to saved pictures.
     """
     tables = {name: _pack_rows(rows) for name, rows in spec.get("datasets", {}).items()}
-    name_width = charts.name_width(charts.add_legends(spec))
-    options = {"legends": charts.legends(spec), "nameWidth": name_width}
-    return spec | {"datasets": tables, "usermeta": options}
+    return spec | {"datasets": tables, "usermeta": {"legends": charts.legends(spec)}}
 
 
 def _pack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,26 +132,15 @@ def _pack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def vega_bundle() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script.
 
-    Bundling takes seconds, so that the script is cached, with its SHA-256 in the first line. It is
-    bundled again if there is no cached one or its hash does not match.
+    Bundling takes seconds, so that the script is cached.
     """
-    path = default_cache_dir() / "vega" / f"vl-convert-{metadata.version('vl-convert-python')}.js"
-    try:
-        first_line, _, script = path.read_bytes().decode("utf-8").partition("\n")
-        if first_line == _hash_comment(script):
-            return script
-    except (OSError, UnicodeDecodeError):
-        pass
+    path = default_cache_dir() / "vega" / f"vega-{metadata.version('vl-convert-python')}.js"
+    with contextlib.suppress(OSError):
+        return path.read_bytes().decode("utf-8")
     # Its type stub forgets that the snippet may be left out.
     script = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
-    try:
+    with contextlib.suppress(OSError, WakefulError):  # a page does not depend on the cache
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(path) as temporary:
-            temporary.write_bytes(f"{_hash_comment(script)}\n{script}".encode())
-    except (OSError, WakefulError):
-        pass  # a page does not depend on the cache
+            temporary.write_bytes(script.encode())
     return script
-
-
-def _hash_comment(script: str) -> str:
-    return f"// sha256 {hashlib.sha256(script.encode()).hexdigest()}"

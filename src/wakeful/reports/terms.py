@@ -17,7 +17,6 @@ TERMS = {
     "perplexity": "exp(loss): the equally likely tokens that the model in effect chooses among",
     "bits_per_byte": "the loss in bits over the text's bytes: it compares tokenizers that differ",
     "acc_norm": "the share of questions whose right answer is likeliest per character",
-    "exact_match": "the share of answers that are right to the letter",
     "prefill": "tokens of a prompt read in a second, until the first new one is known",
     "decode": "tokens written in a second after that, one at a time",
     "cache": "the keys and values that are kept of every token read",
@@ -36,7 +35,6 @@ TERMS = {
     "heads_near_rank_1": "heads that give every query the same mixture",
     "row_0": "the first query, which sees the first token alone and gives it all: "
     "with it a share is never zero",
-    "near_rank": "heads that give every query the same mixture: their rank is usually 1 or 2",
     "ill": "heads with nothing to do park on the first token (attention sinks), all heads of a "
     "layer mix alike (lazy layers), or a few channels dwarf the others (outliers)",
     "well": "none of that is found: no sinks, lazy layers, drained values or outliers",

@@ -37,13 +37,6 @@ class BulletList:
 
 
 @dataclass(frozen=True)
-class Links:
-    """Words and addresses."""
-
-    links: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Facts:
     """Terms with their descriptions."""
 
@@ -174,7 +167,7 @@ class Fold:
 
 
 Part = (
-    Text | BulletList | Links | Facts | Table | Chart | SideBySide | Group | Legend | Findings
+    Text | BulletList | Facts | Table | Chart | SideBySide | Group | Legend | Findings
     | Fold
 )  # fmt: skip
 

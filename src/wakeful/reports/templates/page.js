@@ -13,20 +13,15 @@ let chosen = ["dark", "light"].find((name) => location.hash === `#${name}`);
 let drawn = new Map();
 let drawing = Promise.resolve();
 
-function configuration(theme, width, spec) {
+function configuration(theme, width) {
   const config = structuredClone(themes[theme]);
   config.background = "transparent";
-  config.legend.columns = columns(spec, width);
   if (width < NARROW) {
     config.axis.labelLimit = 110;
     config.legend.labelLimit = 260;
+    config.legend.columns = 1;
   }
   return config;
-}
-
-// How many of the longest name stand side by side in a legend.
-function columns(spec, width) {
-  return Math.max(1, Math.min(themes.light.legend.columns, Math.floor(width / spec.usermeta.nameWidth)));
 }
 
 let usual;
@@ -87,7 +82,7 @@ async function drawOne(element, theme) {
   if (place.closest("details:not([open])")) return; // its width tells in some browsers only
   try {
     const spec = unpacked(element);
-    const config = configuration(theme, place.clientWidth, spec);
+    const config = configuration(theme, place.clientWidth);
     const result = await embed(place, spec, config);
     drawn.set(element, result);
     await choose(result.view, spec, before.get(element) || {});
@@ -168,7 +163,6 @@ async function save(place, element, kind) {
   if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
   if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
   const config = structuredClone(themes.light);
-  config.legend.columns = columns(spec, PAPER);
   const result = await embed(document.createElement("div"), spec, config);
   await choose(result.view, spec, signals);
   const link = document.createElement("a");
