@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import yaml
 
@@ -19,11 +18,11 @@ from wakeful.config.keywords import fill_options
 from wakeful.config.schema import DataConfig
 from wakeful.config.tables import to_table
 from wakeful.curing.options import CureOptions
-from wakeful.estimates import format_interval
 from wakeful.inheritance.options import InheritOptions
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.runs.records import ValidationRow, logged_rows
+from wakeful.runs.records import DataFacts
 from wakeful.runs.run import Run
+from wakeful.terminal.plain_text import escape_markdown
 from wakeful.training.loop import train_run
 
 
@@ -54,66 +53,10 @@ def card(run: Run, folder: Path, **options: Any) -> str:
     return (folder / "README.md").read_text("utf-8")
 
 
-@pytest.mark.slow
-def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> None:
-    count = len(pl.read_parquet(run.path / "validation.parquet"))
-    losses = {
-        row.step: f"Loss {format_interval(row.loss, row.standard_error, count)} nats per token (95%"
-        for row in logged_rows(run, ValidationRow)
-    }
-    assert losses.keys() == {4, 8}
-    assert losses[4] != losses[8]
-    last = card(run, tmp_path / "last")
-    assert "of which 512 were read in 8 steps of 4 × 16" in last
-    assert losses[8] in last
-    assert card(run, tmp_path / "named", step=8).count(losses[8]) == 1
-    earlier = card(run, tmp_path / "earlier", step=4)
-    assert "of which 256 were read in 4 steps of 4 × 16" in earlier
-    assert losses[4] in earlier
-    assert losses[8] not in earlier
-    between = card(run, tmp_path / "between", step=6)
-    assert "of which 384 were read in 6 steps of 4 × 16" in between
-    assert "## Figures" not in between
-    assert "Loss" not in between
-
-
-@pytest.mark.slow
-def test_tokens_that_are_drawn_without_end_are_not_none(run: Run, tmp_path: Path) -> None:
-    summary = run.read_json("summary.json")
-    run.write_json("summary.json", summary | {"data": summary["data"] | {"train_tokens": 0}})
-    text = card(run, tmp_path / "model")
-    run.write_json("summary.json", summary)
-    assert "endless training tokens, of which 512 were read" in text
-
-
-def test_steps_before_the_run_count_at_an_earlier_step_too(begun: Run, tmp_path: Path) -> None:
-    begun.update(initial=ORIGIN | {"arm": "heir", "offset": 10})
-    text = card(begun, tmp_path / "model", step=4)
-    assert "of which 896 were read in 14 steps of 4 × 16" in text
-
-
-def test_a_model_with_fewer_layers_has_none_of_the_whole_ones_figures(
-    run: Run, tmp_path: Path
-) -> None:
-    wakeful.inherit(
-        run.path, layers=1, choose="first", bridge={"map": "none"}, heal={"by": "none"},
-        text=str(run.config.data.source), length=16, out=tmp_path / "shorter",
-    )  # fmt: skip
-    shorter = (tmp_path / "shorter" / "README.md").read_text("utf-8")
-    assert "## Data" in shorter
-    assert "## Figures" not in shorter
-    assert "Loss" not in shorter
-
-
-@pytest.mark.slow
-def test_what_a_cured_model_had_before_is_said_to_be_that(run: Run, tmp_path: Path) -> None:
-    wakeful.cure(
-        run.path, rotate="hadamard", text=str(run.config.data.source), length=16, num_sequences=2,
-        out=tmp_path / "cured",
-    )  # fmt: skip
-    text = (tmp_path / "cured/README.md").read_text("utf-8")
-    assert "one seed. It was measured before these steps." in text
-    assert "measured before" not in card(run, tmp_path / "model")
+def test_a_run_names_its_text(run: Run, tmp_path: Path) -> None:
+    data = run.read(DataFacts, "data.json")
+    text = f"Its text: {escape_markdown(data.text)} (SHA-256 {data.corpus_sha256})."
+    assert text in card(run, tmp_path / "model")
 
 
 def test_a_license_holds_where_weights_come_from(begun: Run, tmp_path: Path) -> None:

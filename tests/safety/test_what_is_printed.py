@@ -113,29 +113,27 @@ HOSTILE = "mine\n\n## Usage\n\n<script>x</script>[run](http://x) `rm`\n\n```sh\n
 
 def test_a_name_writes_no_section_of_a_card(folder: Path, tmp_path: Path) -> None:
     work = shutil.copytree(folder, tmp_path / "w")
-    config, summary = work / "config.toml", work / "summary.json"
+    config = work / "config.toml"
     quoted = HOSTILE.replace("\n", "\\n")
     config.write_text(
         re.sub(r'(?m)^name = ".*"$', lambda _: f'name = "{quoted}"', config.read_text())
     )
     assert Run(work).config.name == HOSTILE
     run = Run(work)
-    table = run.read_json("summary.json")
-    table["data"]["source"] = [HOSTILE]
-    table["data"]["corpus_sha256"] = HOSTILE
-    run.write_json(summary.name, table)
+    table = run.read_json("data.json")
+    run.write_json("data.json", table | {"source": [HOSTILE], "corpus_sha256": HOSTILE})
     run.update(initial={"reference": HOSTILE, "arm": HOSTILE, "layers": [0]})
     model = load(work, device="cpu")
     figures = [("mean max |x|", HOSTILE, "1")]
     card = model_card(model, "llama\n\n# Own", f"wakeful export '{HOSTILE}' x", figures=figures)
     read = ModelCard(card)
     headings = [line for line in read.text.splitlines() if line.startswith("#")]
-    sections = ("Lineage", "Data", "Figures", "Before and after", "Commands")
+    sections = ("Lineage", "Before and after", "Command")
     assert headings[1:] == [f"## {section}" for section in sections]
     assert "| mean max \\|x\\| | mine" in read.text  # a bar within a cell ends none
     assert read.text.count("\n```") == 2  # how to load it
     assert "<script>" not in re.sub(r"\\<|    .*", "", read.text)
-    assert not re.search(r"(?<!\\)\[run", read.text.partition("## Commands")[0])
+    assert not re.search(r"(?<!\\)\[run", read.text.partition("## Command")[0])
 
 
 def test_ordinary_names_stay_as_they_are() -> None:

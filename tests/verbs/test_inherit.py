@@ -35,7 +35,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data, prepare_data
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
-from wakeful.estimates import format_interval, mean_paired_difference
+from wakeful.estimates import mean_paired_difference
 from wakeful.inheritance import report as inheritance
 from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.layers import LayerMap
@@ -200,14 +200,10 @@ def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     facts = yaml.safe_load(card.split("---\n")[1])
     assert facts["library_name"] == "transformers"
     assert "base_model" not in facts  # the reference is a folder here
-    end = heir.read_json("summary.json")["validation"]
-    loss = format_interval(end["loss"], end["standard_error"], end["num_windows"])
     for words in (
         f"Started from {reference.path}, its layers 0, 3",
-        "Layers 1–2 are bridged by the layer before them: its W_down, solved anew",
-        f"Trained on {reference.path}'s predictions: KL(teacher ‖ student).", f"Loss {loss} nats",
-        "of which 512 were read in 4 steps of 8 × 16",
-        f"wakeful inherit {reference.path} --baseline random", "--train.steps 4",
+        "Layers 1–2 are bridged by the layer before them, in closed form",
+        f"Trained on {reference.path}'s predictions: KL(teacher ‖ student).",
         f"wakeful export {heir.path} {tmp_path / 'model'} --dtype bfloat16",
         str(summary.data.corpus_sha256),
     ):  # fmt: skip
@@ -257,7 +253,6 @@ def test_a_card_and_a_page_say_all_that_an_heir_went_through(
         assert words in card, words
     for words in (bridged, taught.format("reference ‖ heir")):
         assert words in page, words
-    assert "of which 512 were read in 4 steps of 8 × 16" in card
     assert heir.tokens == 512
     random = card_of(out / "random", tmp_path / "random")
     assert "The baseline random beside the heirs of" in random

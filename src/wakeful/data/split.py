@@ -166,11 +166,11 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
         WakefulError: all documents are the same text, or the only one is too short.
     """
     if len(spool) == 1:
-        return _split_single_document(spool, fraction=fraction, scratch=scratch)
+        _check_can_be_cut(next(spool.read(np.ones(1, bool))), fraction)
     sizes, digests = spool.lengths, spool.digests
     _, group, copies = np.unique(digests["low"], return_inverse=True, return_counts=True)
     has_no_copy = copies[group] == 1
-    can_be_cut = has_no_copy & (sizes >= _SHORT)
+    can_be_cut = has_no_copy & ((sizes >= _SHORT) | (len(spool) == 1))
     is_cut = is_validation = np.zeros(len(spool), bool)
     # First with few large documents; if that misses the fraction, with more. Equal limits run once.
     for limit in dict.fromkeys((max(_LARGE, fraction), fraction)):
@@ -281,25 +281,14 @@ def split_by_source(spool: Spool, validation: Spool) -> Split:
     )
 
 
-def _split_single_document(spool: Spool, *, fraction: float, scratch: Path) -> Split:
-    """Split the only document near its end, or raise `WakefulError` where it is too short.
-
-    Both parts are written to the file `scratch`.
-    """
-    document = next(spool.read(np.ones(1, bool)))
+def _check_can_be_cut(document: Document, fraction: float) -> None:
+    """Raise `WakefulError` where one of the only document's two parts would be blank."""
     end = _training_end(document.text, fraction)
-    head, tail = document.text[:end], document.text[end:]
-    if not head.strip() or not tail.strip():
+    if not document.text[:end].strip() or not document.text[end:].strip():
         raise WakefulError(
             f"the one document {document.name!r} of {len(document.text)} characters is too short "
             "to keep a part for validation: pass more text or a validation source"
         )
-    parts = Spool(scratch)
-    parts.fill(Document(document.name, text) for text in (head, tail))
-    rule = f"the end of the one document, from character {end}"
-    return Split(
-        SplitSide(parts, np.array([True, False])), SplitSide(parts, np.array([False, True])), rule
-    )
 
 
 def _training_end(text: str, fraction: float) -> int:

@@ -1,30 +1,20 @@
-"""The model card of an export (README.md): lineage, data, figures, and the commands behind it."""
+"""The model card of an export (README.md): lineage, figures, and the command behind it."""
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from huggingface_hub import ModelCardData
 
-from wakeful.config.schema import BridgeConfig
-from wakeful.config.tables import from_table, read_table
+from wakeful.config.tables import from_table
 from wakeful.errors import WakefulError
-from wakeful.estimates import INTERVAL, format_interval
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.layer_ranges import format_layers
 from wakeful.loading.load import locate_model
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
 from wakeful.reports.lineage import describe_bridge, describe_objective
-from wakeful.runs.records import (
-    BridgeGap,
-    RunSummary,
-    StepRow,
-    ValidationLoss,
-    ValidationRow,
-    logged_rows,
-)
+from wakeful.runs.records import BridgeGap, DataFacts
 from wakeful.runs.run import Run, run_at
 from wakeful.terminal.plain_text import escape_controls, escape_markdown
 from wakeful.variants.implementations import SOFTMAX1, attention_implementation
@@ -46,11 +36,8 @@ def model_card(
     steps, one per line, and `figures` are rows of a table: name, before and after.
     """
     source = source or model
-    run = run_at(source.path)
     lineage, origin = _describe_lineage(model, source, done)
     lineage = lineage or [f"Written from {escape_markdown(model.name)}; nothing was trained.\n"]
-    if run is not None:
-        lineage += _training_lines(run, model, source)
     has_own_code = kind == WakefulConfig.model_type
     code = f"the stock architecture {escape_markdown(kind)}"
     if has_own_code:
@@ -63,8 +50,8 @@ def model_card(
         f"{model.context}; {code}."
     )
     return _card(
-        model.name, [kind], origin, about, [*lineage, *_format_figures(figures)],
-        [*_past_commands(run), command], trusted=has_own_code,
+        model.name, [kind], origin, about, [*lineage, *_format_figures(figures)], command,
+        trusted=has_own_code,
         softmax1=decoder is None and attention_implementation(module) == SOFTMAX1,
     )  # fmt: skip
 
@@ -109,15 +96,15 @@ def quantized_card(
     """
     about = "Read by Transformers and vLLM where compressed-tensors is installed."
     sections = [*_format_origin(source, done), *_format_figures(figures)]
-    return _card(name, ["quantized", "compressed-tensors"], source, about, sections, [command])
+    return _card(name, ["quantized", "compressed-tensors"], source, about, sections, command)
 
 
 def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
-    commands: Sequence[str], *, trusted: bool = False, softmax1: bool = False,
+    command: str, *, trusted: bool = False, softmax1: bool = False,
 ) -> str:  # fmt: skip
     """Return a model card: metadata for the hub, a heading, code that loads the model, lineage and
-    commands.
+    the command.
 
     With `trusted` the code passes `trust_remote_code=True`; with `softmax1` it imports
     `wakeful.hf`, without which Transformers does not know the model's attention.
@@ -141,8 +128,8 @@ def _card(
         f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
         "## Lineage\n",
         *lineage,
-        "## Commands\n",
-        "".join(f"    {escape_controls(line)}\n" for line in commands),
+        "## Command\n",
+        f"    {escape_controls(command)}\n",
     ])  # fmt: skip
 
 
@@ -180,12 +167,12 @@ def _on_hub(name: str) -> bool:
 
 
 def _lineage_lines(run: Run) -> list[str]:
-    """Return sentences on a run's start (random or inherited) and its objective."""
+    """Return sentences on a run's start (random or inherited), its objective and its text."""
     initial, train = run.header.initial, run.config.train
     distillation = train.distill
     lines = [f"Trained from random weights, seed {train.seed}.\n"]
     if initial is not None:
-        lines = [f"{line}\n" for line in _inheritance_lines(run, initial)]
+        lines = [f"{line}\n" for line in _inheritance_lines(initial)]
     if distillation.teacher:
         lines.append(
             f"Trained on {escape_markdown(distillation.teacher)}'s predictions: "
@@ -193,10 +180,13 @@ def _lineage_lines(run: Run) -> list[str]:
         )
     elif initial is not None:
         lines.append("Trained on text by cross-entropy.\n")
+    data = run.read(DataFacts, "data.json")
+    digest = escape_markdown(data.corpus_sha256)
+    lines.append(f"Its text: {escape_markdown(data.text)} (SHA-256 {digest}).\n")
     return lines
 
 
-def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
+def _inheritance_lines(initial: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on a run that started from a reference model's weights, or as the baseline of
     such runs: which layers, under which license, and the bridges between them.
 
@@ -214,71 +204,5 @@ def _inheritance_lines(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     else:
         which = f", its layers {format_layers(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{which}. Its license holds here too."
-    folder = _inheritance_folder(run)
-    recipe = {} if folder is None else read_table(folder / "recipe.toml")
-    bridge = from_table(BridgeConfig, recipe.get("bridge", {}), record="recipe.toml")
     bridges = from_table(tuple[BridgeGap, ...], initial.get("bridges", []), record="run.json")
-    yield from (describe_bridge(entry, bridge if recipe else None) for entry in bridges)
-
-
-def _training_lines(run: Run, model: Model, source: Model) -> Iterator[str]:
-    """Yield the card's lines on the training data and the validation loss of a finished run; none
-    for an unfinished one.
-
-    `source` is the run's model, and `model` the card's: the same, or one derived from it. A loss is
-    then that of the source, and is left out where `model` has fewer layers.
-    """
-    if not (run.path / "summary.json").is_file():
-        return
-    summary, train, step = run.read(RunSummary, "summary.json"), run.config.train, source.step
-    data, tokens, steps = summary.data, summary.tokens, summary.steps
-    validation: ValidationLoss | None = summary.validation
-    offset = (run.header.initial or {}).get("offset")
-    earlier_steps = offset if isinstance(offset, int) else 0  # of the runs that it continues
-    tokens_per_step = train.batch_size * train.length
-    # The summary is of the last step; 0 stands for the newest checkpoint.
-    if step not in (0, steps):
-        logged = {row.step: row.tokens for row in logged_rows(run, StepRow)}
-        tokens, steps = logged.get(step, step * tokens_per_step), step
-        validation = {row.step: row for row in logged_rows(run, ValidationRow)}.get(step)
-    yield "## Data\n"
-    yield (
-        f"{escape_markdown(data.text)} (SHA-256 {escape_markdown(data.corpus_sha256)}), "
-        f"{data.trained} training tokens, of which "
-        f"{earlier_steps * tokens_per_step + tokens:,} were read in "
-        f"{earlier_steps + steps:,} steps of {train.batch_size} × {train.length}.\n"
-    )
-    if validation and model.decoder().config.num_layers >= source.decoder().config.num_layers:
-        loss = format_interval(
-            validation.loss, validation.standard_error, summary.validation.num_windows
-        )
-        remark = "" if model is source else " It was measured before these steps."
-        yield "## Figures\n"
-        yield (
-            f"Loss {loss} nats per token ({INTERVAL} over windows) on the "
-            f"{data.validation_tokens:,} held-out tokens of that text, windows of "
-            f"{summary.validation.length or train.length}, one seed.{remark}\n"
-        )
-
-
-def _past_commands(run: Run | None) -> Iterator[str]:
-    """Yield the commands that produced a run, as its folder records them."""
-    if run is None:
-        return
-    inheritance = _inheritance_folder(run)
-    if inheritance is not None:
-        yield str(Run.open(inheritance).read_json("plan.json")["command"])
-    else:
-        yield f"wakeful train {shlex.quote(str(run.path / 'config.toml'))}"
-
-
-def _inheritance_folder(run: Run) -> Path | None:
-    """Return the folder of the inheritance that a run belongs to; None for another run.
-
-    It is the run's parent folder or, for a run of a later seed, the parent's parent.
-    """
-    path, files = run.path.absolute(), ("plan.json", "recipe.toml")
-    for folder in (path.parent, path.parent.parent):
-        if all((folder / file).is_file() for file in files):
-            return folder
-    return None
+    yield from (describe_bridge(entry, None) for entry in bridges)
