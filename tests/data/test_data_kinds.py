@@ -1,6 +1,5 @@
 """Every kind of data answers the same questions: its batches, windows, beginnings and checks."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +65,6 @@ def test_only_one_text_has_first_tokens(kind: str, sources: dict[str, str]) -> N
         load_data(config.data).batches(config)
 
 
-def test_fields_are_settled_by_a_folder_that_was_prepared_with_others(
-    sources: dict[str, str],
-) -> None:
-    for kind in KINDS:
-        config = config_of(kind, sources[kind], vocab_size=999, text_field="words").data
-        # The tokenizer of a mixture is its prepared part's; a text's would be trained.
-        data = load_data(dataclasses.replace(config, vocab_size=280))
-        found = data.with_prepared_fields(config)
-        if kind == "folder":
-            assert (found.vocab_size, found.text_field) == (280, "text")
-        else:
-            assert found == config
-
-
 class Counting(Tokens):
     """The numbers from 0 on."""
 
@@ -101,7 +86,6 @@ def test_a_new_kind_states_its_tokens_and_has_the_rest(sources: dict[str, str]) 
     config = config_of("text", sources["text"], bos=True)
     data = Counted(load_data(config.data).tokenizer)
     data.check_config(config.data)
-    assert data.with_prepared_fields(config.data) == config.data
     rows = data.batches(config).batch(0)
     assert (rows[:, 0] == data.tokenizer.start_token).all()
     assert (rows[:, 1:].diff() % 1000 == 1).all()

@@ -53,8 +53,6 @@ def test_a_chart_of_one_model_has_no_legend() -> None:
     assert NAMES[0] not in words(svg)
 
 
-
-
 @pytest.mark.slow
 def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis("a")]).charts(), tmp_path)

@@ -17,11 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from training.runs import tiny, write_text
+from training.runs import tiny
 from wakeful.config.schema import Config, config_from_table, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import load_data, prepare
-from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import export_decoder
@@ -562,29 +561,13 @@ def test_without_the_package_nothing_is_begun(
 def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(
     text: Path, tmp_path: Path
 ) -> None:
-    held = write_text(tmp_path / "held", documents=3, words=33)
-    plain = prepare(str(text), tmp_path / "plain", vocab_size=280, validation_fraction=0.2)
-    prepare(
-        str(text), tmp_path / "own", vocab_size=280, validation_source=str(held), max_bytes=9000,
-        keep_overlap=True,
-    )  # fmt: skip
-    other_tokenizer = Tokenizer.train(iter(["other words"] * 9), 270)
-    other_tokenizer.save(tmp_path / "other")
+    prepare(str(text), tmp_path / "plain", vocab_size=280, validation_fraction=0.2)
     for data, field in (
-        ({"validation_source": str(held)}, "data.validation_source"),
+        ({"validation_source": str(text)}, "data.validation_source"),
         ({"max_bytes": 500}, "data.max_bytes = 500"),
         ({"keep_overlap": True}, "data.keep_overlap"),
-        ({"tokenizer": str(tmp_path / "other")}, "data.tokenizer"),
+        ({"tokenizer": str(tmp_path / "plain")}, "data.tokenizer"),
     ):
         with pytest.raises(WakefulError, match=field):
             train_run(tiny(tmp_path / "plain", data=data), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    same = {"validation_source": str(held), "max_bytes": 9000, "keep_overlap": True}
-    run = train_run(tiny(tmp_path / "own", data=same, train={"steps": 1}), tmp_path / "same")
-    assert run.config.data.max_bytes == 9000
-    # What is left out is recorded as it was, and not as the defaults have it.
-    message = {"tokenizer": str(tmp_path / "plain"), "validation_fraction": 0.1}
-    run = train_run(tiny(plain.folder, data=message, train={"steps": 1}), tmp_path / "plain-run")
-    assert run.config.data.validation_fraction == 0.2
-    run = train_run(tiny(tmp_path / "own", train={"steps": 1}), tmp_path / "own-run")
-    assert (run.config.data.validation_source, run.config.data.max_bytes) == (str(held), 9000)

@@ -76,18 +76,10 @@ class Data:
             "first tokens; leave it out"
         )
 
-    def is_named_by(self, source: str) -> bool:
-        """Return whether `source` names these prepared tokens, and not the text they are from."""
-        return False
-
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field of `config` that differs from how data was prepared;
-        this class accepts every field, subclasses override it.
+        """Raise `WakefulError` for a field of `config` that these data do not read; this class
+        reads every field, subclasses override it.
 
         Fields at their default are not checked. Neither are fields whose default is a size or a
         share, because it is unknown whether a user set them.
         """
-
-    def with_prepared_fields(self, config: DataConfig) -> DataConfig:
-        """Return `config` with the fields that decide preparation as they were when it was done."""
-        return config

@@ -241,17 +241,11 @@ class MixedData(Data):
     def parts(self) -> list[PreparedData]:
         return [part for _, part in self._pairs]
 
-    def is_named_by(self, source: str) -> bool:
-        return all(part.is_named_by(domain.source) for domain, part in self._pairs)
-
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field that asks for another preparation than a part has.
-
-        `max_bytes` and `keep_overlap` are not checked where `config.source` names some parts as
-        text, because these fields may be meant for them.
-        """
-        if not self.is_named_by(config.source):  # some parts are named as text
-            config = dataclasses.replace(config, max_bytes=0, keep_overlap=False)
+        """Raise `WakefulError` for a field that no part reads, as all are prepared folders."""
+        config = dataclasses.replace(config, tokenizer="")  # compared when the parts were joined
+        if not all(part.is_named_by(domain.source) for domain, part in self._pairs):
+            return  # the fields are meant for the parts that are named as text
         for domain, part in self._pairs:
             part.check_config(dataclasses.replace(config, source=domain.source))
 

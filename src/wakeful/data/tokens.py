@@ -23,7 +23,6 @@ from typing import Any, Literal
 import numpy as np
 
 from wakeful.config.schema import DataConfig
-from wakeful.config.tables import from_table, to_table
 from wakeful.data.base import Data
 from wakeful.data.order import Tokens
 from wakeful.data.readers import convert_os_errors
@@ -156,6 +155,7 @@ class PreparedData(Data):
         return tokenizer
 
     def is_named_by(self, source: str) -> bool:
+        """Return whether `source` names this folder, and not the text that it was made of."""
         return self.folder == expand_home(source)
 
     def first_tokens(self, config: DataConfig, length: int) -> TokenFile:
@@ -168,45 +168,17 @@ class PreparedData(Data):
         return self.train.truncate(config.max_tokens)
 
     def check_config(self, config: DataConfig) -> None:
-        """Check that no field asks for another preparation than was done.
-
-        Raises:
-            WakefulError: a field has another value than the data was prepared with, or names
-                another tokenizer.
+        """Raise `WakefulError` where `config` names this folder and sets a field that decides
+        preparation; where it names a text instead, its fields have decided it.
         """
-        # Unchanged where `config.source` is text: then its fields decide the preparation.
-        prepared_config = self.with_prepared_fields(config)
-        for name in ("validation_source", "max_bytes", "keep_overlap"):
-            requested, stored = getattr(config, name), getattr(prepared_config, name)
-            if requested and requested != stored:
+        if not self.is_named_by(config.source):
+            return
+        for name in ("validation_source", "max_bytes", "keep_overlap", "tokenizer"):
+            if value := getattr(config, name):
                 raise WakefulError(
-                    f"data.{name} = {requested!r} does nothing: data.source = {config.source!r} is "
-                    f"prepared, with {name} = {stored!r}; leave it out, or prepare the text again"
+                    f"data.{name} = {value!r} does nothing: data.source = {config.source!r} is "
+                    "prepared; leave it out, or prepare the text again"
                 )
-        # Where the source is text instead of this folder, `tokenizer` chooses the preparation.
-        if config.tokenizer and self.is_named_by(config.source):
-            tokenizer = Tokenizer.load(config.tokenizer)
-            if tokenizer.fingerprint != self.tokenizer.fingerprint:
-                raise WakefulError(
-                    f"data.tokenizer = {config.tokenizer!r} does nothing: data.source = "
-                    f"{config.source!r} is prepared with another; leave it out, or prepare the "
-                    "text again"
-                )
-
-    def with_prepared_fields(self, config: DataConfig) -> DataConfig:
-        """Return `config` with the fields that decide preparation as `data.json` has them; return
-        it unchanged where its source is another one or `data.json` has no settings.
-        """
-        settings, sources = self.info.get("settings"), self.info.get("validation_source")
-        if not isinstance(settings, dict) or not self.is_named_by(config.source):
-            return config
-        # `data.json` has None for a size that was not given.
-        defaults = {"keep_overlap": False, "vocab_size": self.vocab_size, "max_bytes": 0}
-        table = to_table(config) | defaults
-        for name in ("validation_fraction", "text_field", *defaults):
-            table[name] = settings.get(name) or table[name]
-        table["validation_source"] = sources[0] if sources else ""
-        return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
         """Memory-map the tokens of one split; raise `WakefulError` where its files do not agree

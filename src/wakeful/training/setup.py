@@ -96,9 +96,9 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
 def resolve_config(config: Config, data: Data, model: ModelConfig | None = None) -> Config:
     """Return the configuration with every field resolved.
 
-    The vocabulary's size becomes the data's unless the configuration's is larger; the settings that
-    prepared data was made with replace those of `config.data`; a warmup longer than the run is
-    shortened to it. With `model`, the configuration of a model to start from, that is taken whole.
+    The vocabulary's size becomes the data's unless the configuration's is larger; a warmup longer
+    than the run is shortened to it. With `model`, the configuration of a model to start from, that
+    is taken whole.
 
     Raises:
         WakefulError: that model's vocabulary lacks ids of the data's.
@@ -106,7 +106,6 @@ def resolve_config(config: Config, data: Data, model: ModelConfig | None = None)
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
         config,
-        data=data.with_prepared_fields(config.data),
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
     )
     if model is None:
