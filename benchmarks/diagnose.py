@@ -99,6 +99,17 @@ def encoded(folder: str, text: str, length: int) -> torch.Tensor:
     return torch.tensor([(ids * (length // len(ids) + 1))[:length]])
 
 
+class TimedRanks(Ranks):
+    """Ranks, and the seconds that they take beside the statistics that other probes share."""
+
+    spent = 0.0
+
+    def see_attention(self, event: AttentionEvent) -> None:
+        began = time.perf_counter()
+        super().see_attention(event)
+        self.spent += time.perf_counter() - began
+
+
 def cheap_probes() -> tuple[Probe, ...]:
     """Every metric except rank."""
     return (
@@ -150,7 +161,7 @@ def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
     matrices = Matrices()
     with watch(model, matrices):
         model(ids, use_cache=False)
-    probe = Ranks(tau=0.9)
+    probe = TimedRanks(tau=0.9)
     with watch(model, Sinks(), probe):
         model(ids, use_cache=False)
     rows = probe.rows().filter(metric="rank", variant="paper")
@@ -184,7 +195,7 @@ def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
 def long_ranks(model: PreTrainedModel, ids: torch.Tensor) -> Ratio:
     """Time what is known of all ranks of a long sequence against one plain forward."""
     forward = seconds(lambda: model(ids, use_cache=False, logits_to_keep=1))
-    probe = Ranks()
+    probe = TimedRanks()
     with watch(model, Sinks(), probe):
         model(ids, use_cache=False, logits_to_keep=1)
     rows = probe.rows().filter(metric="rank", variant="paper")

@@ -77,7 +77,6 @@ arguments = TrainingArguments("trainer", report_to=[], use_cpu=True)
 data = []
 """
 STAND_INS = {
-    ("docs/cure.md", 1): LLAMA + "text = torch.tensor([[1, 2, 3], [4, 5, 6]])",
     ("docs/getting-started.md", 3): LLAMA + "hf_model, ids = model, torch.tensor([[1, 2, 3]])",
     ("docs/getting-started.md", 5): 'path = "path/to/folder"',
     ("docs/huggingface.md", 0): "import torch; tokens = torch.tensor([[1, 2, 3]])",

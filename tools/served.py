@@ -93,7 +93,7 @@ def decoders() -> Iterator[tuple[str, Callable[[], Decoder], Tokenizer, list[int
         "`--rotate hadamard`": lambda: rotate(plain, "hadamard"),
         "`--rotate_inner`": lambda: rotate(plain, "identity", inner=True),
         "`--prefix bos`": lambda: store_prefix(plain, [bos]),
-        "`--prefix 2`": lambda: store_prefix(plain, [bos, known.encode("\n")[0]]),
+        "`store_prefix` with two tokens": lambda: store_prefix(plain, [bos, known.encode("\n")[0]]),
         "`--sinks`": lambda: learned_sinks(plain, bos, rows),
     }
     for name, cured in cures.items():

@@ -96,6 +96,26 @@ def test_blocks_alone_differ_from_random_in_their_blocks_alone() -> None:
             assert torch.equal(decoder.get_parameter(part), random.get_parameter(part)), name
 
 
+@pytest.mark.parametrize(
+    ("copy", "inherited"),
+    [
+        ("attention", {"attention_norm", "attention"}),
+        ("mlp", {"mlp_norm", "mlp"}),
+        ("without_norms", {"attention", "mlp"}),
+        ("blocks", {"attention_norm", "attention", "mlp_norm", "mlp"}),
+        ("embeddings", set()),
+    ],
+)
+def test_parts_of_blocks(copy: Any, inherited: set[str]) -> None:
+    given = setting(tiny_decoder(bias=True), 2)
+    heir, random = given.inherit(given.layers, copy=copy), BASELINES["random"].start(given)
+    for name, tensor in heir.named_parameters():
+        place = name.split(".")
+        taken = place[2] in inherited if place[0] == "blocks" else copy != "blocks"
+        expected = given.reference if taken else random
+        assert torch.equal(tensor, expected.get_parameter(name)), name
+
+
 def test_stacking_copies_the_trained_half_onto_itself() -> None:
     given = setting(tiny_decoder())
     half = BASELINES["stacking"].start(given)
@@ -208,7 +228,6 @@ def test_baselines_are_trained_beside_the_heirs_on_their_budget(
         "text": str(text), "validation_fraction": 0.1, "layers": 2, "grow": 1, "rounds": 2,
         "until": "budget", "choose": "first", "bridge": {"map": "none"}, "heal": {"by": "text"},
         "steps": 4, "eval_every": 2, "batch_size": 2, "length": 16, "device": "cpu",
-        "diagnose_length": 16, "diagnose_sequences": 2,
     }  # fmt: skip
     out = tmp_path / "out"
     found = inherit_with_baselines(str(reference.path), options, names, out, quietly)

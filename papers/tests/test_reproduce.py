@@ -372,7 +372,7 @@ def test_heirs_are_made_of_a_pretrained_model_on_little_text(
     assert read == [0, tokens]
     # Algorithm 1 of When Attention Collapses: the first layers as they are, trained on the text.
     summary, _ = read_inheritance(next(tmp_path.glob("runs/*heirs*/*")))
-    assert summary.choice.rule == "first"
+    assert summary.recipe.rule == "first"
     assert summary.heir.layers == (0, 1)
     assert summary.recipe.bridge.map == "none"
     assert summary.recipe.heal.by == "text"

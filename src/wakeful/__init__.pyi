@@ -49,12 +49,6 @@ def diagnose(
     dtype: Literal["float32", "float64", "bfloat16"] = "float32",
     trust_remote_code: bool = False,
     num_sequences: int = 4,
-    tau: float = 0.9,
-    lazy_rank: float = 2.0,
-    rank_tokens: int = 2048,
-    rank_seconds: float = 600.0,
-    layers: Iterable[int] | int = (),
-    heads: Iterable[int] | int = (),
     no_advice: bool = False,
 ) -> Diagnosis:
     """Measure where models waste attention and channels, by the metrics of docs/metrics.md.
@@ -76,13 +70,6 @@ def diagnose(
         trust_remote_code: Run code that comes with the model. Leave it out for models you do
             not trust.
         num_sequences: Sequences, one after another from the text's beginning.
-        tau: Share of a head's energy that its rank holds.
-        lazy_rank: A layer is lazy when no head's rank is above this.
-        rank_tokens: Longest sequence whose ranks are settled exactly; past it they may be
-            bounds.
-        rank_seconds: Seconds for exact ranks; ranks not settled by then are reported as bounds.
-        layers: Layers whose attention is pictured. Empty: four, spread over the depth.
-        heads: Heads whose attention is pictured. Empty: the first four.
         no_advice: Do not try cures on 8 windows of the text; the diagnosis then recommends
             none.
 
@@ -113,7 +100,7 @@ def cure(
     rotate_values: bool = False,
     rotate_inner: bool = False,
     rotate_keys: bool = False,
-    prefix: str = "",
+    prefix: Literal["", "auto", "bos"] = "",
     sinks: bool = False,
     seed: int = 0,
     num_sequences: int = 2,
@@ -151,8 +138,8 @@ def cure(
             the model runs.
         rotate_keys: Rotate queries and keys after RoPE, as the model runs, for a cache of 4
             bits.
-        prefix: Store a prefix: auto, BOS if it takes the sink at no loss on the text, else the
-            token that does; bos; or a number of tokens to choose (1, 2 ...). Empty: none.
+        prefix: Store a token before every text: auto, BOS if it takes the sink at no loss on
+            the text, else the token that does, if any; or bos in any case. Empty: none.
         sinks: Put a learned sink into every head, fitted to the model's own statistics.
         seed: Seed of the rotation.
         num_sequences: Sequences to verify on, one after another from the text's beginning.
@@ -196,8 +183,7 @@ def evaluate(
         wakeful.evaluate("smollm2", "heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
 
     Args:
-        models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
-            inheritance stands for its reference, its last heirs and its baselines.
+        models: names, paths, what `wakeful.load` returned, or modules in memory.
         tokenizer: of a module in memory.
         display: shows progress; None is a bar where there is a terminal.
         figures: Also write the charts for a paper, in these formats, into the folder figures.
@@ -418,10 +404,7 @@ def inherit(
     layers: int = 0,
     keep: float = 0.0,
     choose: Literal["angle", "first"] = "angle",
-    gaps: int = 1,
     blocks: Iterable[int] | int = (),
-    pinned: int = 1,
-    copy: Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"] = "all",
     bridge: BridgeConfig | Mapping[str, Any] = ...,
     heal: HealConfig | Mapping[str, Any] = ...,
     bos: Literal["auto", "on", "off"] = "auto",
@@ -431,11 +414,7 @@ def inherit(
     until: Literal["parity", "budget"] = "parity",
     rounds: int = 0,
     baseline: Iterable[Literal["random", "reference"]] | Literal["random", "reference"] = (),
-    seeds: Iterable[int] | int = (),
     recipe: Literal["wakeful", "inheritune"] = "wakeful",
-    warmup: float = 0.05,
-    diagnose_length: int = 0,
-    diagnose_sequences: int = 4,
     data: DataConfig | Mapping[str, Any] = ...,
     optimizer: OptimizerConfig | Mapping[str, Any] = ...,
     train: TrainConfig | Mapping[str, Any] = ...,
@@ -467,11 +446,7 @@ def inherit(
         keep: Share of the reference's layers to keep, instead of layers.
         choose: Rule for the layers: all but the neighbors over which the stream turns least
             (angle), or the first, as the paper has them.
-        gaps: Runs of neighbors that angle may drop.
         blocks: The layers themselves, counted from 0, instead of layers, keep and choose.
-        pinned: First layers that stay whatever their figures.
-        copy: Inherited parts; the rest starts at random. The paper's text copies all; its code
-            leaves positions and final norm at random.
         bridge: Fields of `BridgeConfig`, or a table of them.
         heal: Fields of `HealConfig`, or a table of them.
         bos: BOS before every window that heirs and reference read: as the reference's own
@@ -484,16 +459,9 @@ def inherit(
         rounds: Maximum rounds. 0: until the heir is as deep as the reference.
         baseline: Models to train beside the heir for as many steps on the text: its shape from
             random weights, or the whole reference.
-        seeds: Train everything with each of these seeds, for errors over seeds. Empty: with
-            seed alone.
         recipe: Defaults: our own, or a paper's. inheritune copies the first layers, trains on
             the text, and adds two layers of the reference per round until its loss is reached.
             Other options overrule these.
-        warmup: Share of the steps in which the learning rate rises, unless
-            optimizer.warmup_steps says.
-        diagnose_length: Tokens per sequence of the diagnosis that layers are chosen by. 0: 512,
-            or the context.
-        diagnose_sequences: Sequences of that diagnosis, from all over the training text.
         data: Fields of `DataConfig`, or a table of them.
         optimizer: Fields of `OptimizerConfig`, or a table of them.
         train: Fields of `TrainConfig`, or a table of them.

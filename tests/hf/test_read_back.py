@@ -82,7 +82,7 @@ VERBS: dict[str, Writer] = {
         model, rotate="hadamard", text=text, num_sequences=2, length=32, out=str(out)
     ),
     "inherit": lambda model, out, text: wakeful.inherit(
-        model, layers=2, heal={"by": "none"}, text=text, length=32, diagnose_length=32,
+        model, layers=2, heal={"by": "none"}, text=text, length=32,
         out=str(out),
     ),
     "quantize": lambda model, out, text: wakeful.quantize(model, "w8a8", save=str(out)),
@@ -236,7 +236,7 @@ def test_weights_keep_their_types(
             if not any(part in each for part in turned):
                 assert torch.equal(tensor, before[each])
     wakeful.inherit(
-        folder, layers=2, heal={"by": "none"}, text=text, length=32, diagnose_length=32,
+        folder, layers=2, heal={"by": "none"}, text=text, length=32,
         out=str(tmp_path / "heir"),
     )  # fmt: skip
     heir = load_file(tmp_path / "heir" / "model.safetensors")

@@ -9,7 +9,7 @@ from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
 SMALL = ["--length", "16", "--batch_size", "8", "--validation_fraction", "0.02",
-         "--device", "cpu", "--diagnose_length", "16", "--diagnose_sequences", "2"]  # fmt: skip
+         "--device", "cpu"]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

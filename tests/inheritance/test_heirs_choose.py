@@ -1,8 +1,5 @@
 """Choosing layers: every figure by its definition, every rule by hand."""
 
-import itertools
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -34,8 +31,8 @@ def test_angles_are_those_of_the_definition(depth: str) -> None:
     assert decoder.training is False
 
 
-def choose_layers(angles: list[list[float]], num_layers: int, **how: int) -> LayerMap:
-    return from_order(growth_order(angles, num_layers, **how), num_layers, "angle")
+def choose_layers(angles: list[list[float]], num_layers: int) -> LayerMap:
+    return from_order(growth_order(angles, num_layers), num_layers, "angle")
 
 
 def test_the_run_over_which_the_stream_turns_least_is_dropped() -> None:
@@ -47,7 +44,6 @@ def test_the_run_over_which_the_stream_turns_least_is_dropped() -> None:
     assert growth_order(facts, 3) == [0, 1, 4, 3, 2]
     assert choose_layers(facts, 5).sources == (0, 1, 2, 3, 4)
     assert choose_layers(facts, 1).sources == (0,)
-    assert choose_layers(facts, 3, pinned=3).sources == (0, 1, 2)
     # The last layer stays, though the run without it would turn less.
     falling = [0.30, 0.20, 0.10, 0.05, 0.02]
     facts = added(falling)
@@ -60,49 +56,30 @@ def added(steps: list[float]) -> list[list[float]]:
     return [[sum(steps[low:high]) for high in ends] for low in ends]
 
 
-def test_several_runs_are_those_with_the_least_sum() -> None:
+def test_the_run_is_the_one_with_the_least_angle_and_grows_back_from_its_ends() -> None:
     torch.manual_seed(0)
     points = torch.randn(10, 4, dtype=torch.float64).cumsum(0)
     angles = torch.cdist(points, points).tolist()
-    for gaps in (1, 2, 3):
-        for num_layers in range(2, 10):
-            # By definition: every way to leave so many of the layers 1 to 7 out.
-            sums = {
-                left_out: sum(angles[start][stop] for start, stop in runs)
-                for left_out in itertools.combinations(range(1, 8), 9 - num_layers)
-                if len(runs := runs_of(left_out)) <= gaps
-            }
-            best_layers = min(sums, key=lambda layers: sums[layers])
-            actual = choose_layers(angles, num_layers, gaps=gaps).sources
-            assert sorted({*range(9)} - {*best_layers}) == list(actual)
-            order = growth_order(angles, num_layers, gaps=gaps)
-            assert sorted(order) == list(range(9))
-            # Each layer that grows back is the end of a run, the one that leaves the least turn.
-            for number in range(num_layers, 9):
-                sums = {}
-                missing = sorted(order[number:])
-                for start, stop in runs_of(missing):
-                    for layer in {start, stop - 1}:
-                        rest = runs_of(
-                            [dropped_layer for dropped_layer in missing if dropped_layer != layer]
-                        )
-                        sums[layer] = sum(angles[low][high] for low, high in rest)
-                assert sums[order[number]] == pytest.approx(min(sums.values()))
-
-
-def runs_of(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs of neighbors that layers make, each with its end."""
-    starts = [layer for layer in layers if layer - 1 not in layers]
-    stops = [layer + 1 for layer in layers if layer + 1 not in layers]
-    return list(zip(starts, stops, strict=True))
+    for num_layers in range(2, 10):
+        dropped = 9 - num_layers
+        starts = range(1, 9 - dropped)
+        start = min(starts, key=lambda first: angles[first][first + dropped])
+        missing = [*range(start, start + dropped)]
+        order = growth_order(angles, num_layers)
+        assert order[:num_layers] == sorted({*range(9)} - {*missing})
+        for layer in order[num_layers:]:
+            # What grows back is an end of the run, the one that leaves the least turn.
+            rests = {missing[0]: missing[1:], missing[-1]: missing[:-1]}
+            turns = {end: angles[rest[0]][rest[-1] + 1] if rest else 0.0
+                     for end, rest in rests.items()}  # fmt: skip
+            assert turns[layer] == min(turns.values())
+            missing.remove(layer)
+        assert missing == []
 
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_is_refused() -> None:
-    facts = added([1.0, 2.0])
-    with pytest.raises(WakefulError, match="layers = 3: must be between 1 and the reference's 2"):
-        choose_layers(facts, 3)
-    with pytest.raises(WakefulError, match="pinned = 2 must be"):
-        choose_layers(facts, 1, pinned=2)
+    with pytest.raises(WakefulError, match="layers = 3 is more than the reference's 2"):
+        choose_layers(added([1.0, 2.0]), 3)
     with pytest.raises(WakefulError, match="more than the reference's 2"):
         from_order([0, 1], 3, "angle")

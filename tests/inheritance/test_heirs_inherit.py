@@ -88,13 +88,6 @@ def test_logits_divided_by_the_layer_number_are_compensated(
     # The reference's own blocks keep the scale of their old number.
     moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
     torch.testing.assert_close(heir(TOKENS), moved(TOKENS), rtol=1e-12, atol=1e-12)
-    without = inherit_blocks(reference, LayerMap(sources, "named"), copy="mlp")
-    for layer in range(len(sources)):
-        name = f"blocks.{layer}.attention.query.weight"
-        initialized = inherit_blocks(
-            reference, first(len(sources), of=4), copy="mlp"
-        ).get_parameter(name)
-        assert torch.equal(without.get_parameter(name), initialized)
 
 
 @pytest.mark.parametrize("route", ["shared_queries", "query_residual", "attention_residual"])
@@ -344,39 +337,6 @@ def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
     assert torch.equal(heir.get_parameter(value), reference.get_parameter(value))
 
 
-@pytest.mark.parametrize(
-    ("copy", "inherited"),
-    [
-        ("all", {"attention_norm", "attention", "mlp_norm", "mlp"}),
-        ("attention", {"attention_norm", "attention"}),
-        ("mlp", {"mlp_norm", "mlp"}),
-        ("without_norms", {"attention", "mlp"}),
-        ("blocks", {"attention_norm", "attention", "mlp_norm", "mlp"}),
-        ("embeddings", set()),
-    ],
-)
-def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
-    reference = tiny_decoder()
-    heir = inherit_blocks(reference, named_layers([1, 2], of=4), copy=copy, seed=7)
-    fresh = inherit_blocks(reference, named_layers([1, 2], of=4), copy="attention", seed=7)
-    for layer, source in enumerate((1, 2)):
-        expected = dict(reference.blocks[source].named_parameters())
-        for name, tensor in heir.blocks[layer].named_parameters():
-            assert torch.equal(tensor, expected[name]) == (name.split(".")[0] in inherited), name
-    for name in ("embed.weight", "norm.weight", "head.weight"):
-        same = torch.equal(heir.get_parameter(name), reference.get_parameter(name))
-        assert same == (copy != "blocks"), name
-    if copy == "mlp":
-        random_part = "blocks.0.attention.out.weight"
-        again = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=7)
-        second_heir = inherit_blocks(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
-        assert torch.equal(heir.get_parameter(random_part), again.get_parameter(random_part))
-        assert not torch.equal(
-            heir.get_parameter(random_part), second_heir.get_parameter(random_part)
-        )
-        assert not torch.equal(heir.get_parameter(random_part), fresh.get_parameter(random_part))
-
-
 def test_what_is_refused() -> None:
     reference = tiny_decoder()
     with pytest.raises(WakefulError, match="wants layer 9"):
@@ -385,12 +345,6 @@ def test_what_is_refused() -> None:
         inherit_blocks(reference, first(2, of=4), route="resfomer")
     with pytest.raises(WakefulError, match="the model has the layers"):
         inherit_blocks(reference, first(2, of=4), route="on_layers([3], resformer)")
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_a_part_that_is_none_is_refused() -> None:
-    with pytest.raises(WakefulError, match="copy must be one of all, attention"):
-        inherit_blocks(tiny_decoder(), first(2, of=4), copy="heads")
 
 
 def test_the_targets_configuration_is_the_references() -> None:

@@ -23,4 +23,3 @@ def test_what_is_refused() -> None:
 def test_layers_are_written_in_runs() -> None:
     assert format_layers(range(15)) == "0–14"
     assert format_layers([0, 2, 3, 4, 9]) == "0, 2–4, 9"
-    assert str(first(2, of=3)) == "first (0–1)"

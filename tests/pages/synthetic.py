@@ -1,7 +1,6 @@
 """What verbs find, invented: enough of it for a page, without a model."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,10 @@ import torch
 
 from wakeful.config.tables import to_table
 from wakeful.diagnosis.measure import ModelDiagnosis
-from wakeful.inheritance.outcome import (
-    Arm,
-    BehindCount,
-    Footprint,
-    InheritanceSummary,
-    LayerChoice,
-    OverSeeds,
-    Point,
-    Reference,
-    Sizes,
-)
+from wakeful.inheritance.outcome import Arm, InheritanceSummary, Point, Reference
 from wakeful.inheritance.recipe import Recipe
+from wakeful.probes.attention import FirstAttention
 from wakeful.probes.base import SCHEMA
-from wakeful.probes.patterns import FirstAttention
 from wakeful.quantization import parse_scheme
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.measure import LAYER_SCHEMA, Measurement, Totals
@@ -45,7 +34,6 @@ _HEADS = (
 )
 _LAYERS = (
     ("entropy", "code", "all", (1.8, 4.6)),
-    ("leading_key", "code", "all", (0, 0)),
     ("lazy", "paper", "all", (0, 0)),
     ("near_rank_1", "paper", "all", (3, 3)),
     ("value_drain", "paper", "first", (0.1, 1.4)),
@@ -66,12 +54,9 @@ _LAYERS = (
 
 @cache
 def diagnosis(
-    name: str = "made", *, layers: int = 2, heads: int = 2, groups: int = 1, pictured: int = 2
+    name: str = "made", *, layers: int = 2, heads: int = 2, groups: int = 1
 ) -> ModelDiagnosis:
-    """Return a diagnosis with every metric that a page draws; the values are uniform.
-
-    `pictured` layers have pictures of up to four heads' attention.
-    """
+    """Return a diagnosis with every metric that a page draws; the values are uniform."""
     random = np.random.default_rng(sum(map(ord, name)))
 
     def rows() -> Iterator[tuple[object, ...]]:
@@ -90,17 +75,6 @@ def diagnosis(
                 yield row(layer, None, position, metric, variant, within)
             for head in range(groups):
                 yield row(layer, head, "first", "value_drain", "per_head", (0, 2))
-        for layer in range(pictured):
-            for head in range(min(4, heads)):
-                for query, key in _pairs(32):
-                    place = f"{query},{key}"
-                    yield row(layer, head, place, "attention_picture", "paper", (0, 1))
-        for query, key in _pairs(48):
-            yield row(None, None, f"{query},{key}", "mean_attention", "paper", (0, 1))
-        for token in range(32):
-            for channel in range(192):
-                place = f"{token},{channel}"
-                yield row(None, None, place, "hidden_picture", "paper", (2, 14211))
 
     places = [(n, m) for n in range(layers) for m in range(heads)]
     seen = [(*place, *pair) for place in places for pair in _pairs(TOKENS)]
@@ -145,7 +119,7 @@ def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Dam
 
 
 def inheritance(folder: Path) -> Path:
-    """Write what a page needs of an inheritance: an heir, a baseline beside it, two seeds."""
+    """Write what a page needs of an inheritance: an heir and a baseline beside it."""
 
     def arm(name: str, loss: float, **more: Any) -> Arm:
         points = [
@@ -155,38 +129,26 @@ def inheritance(folder: Path) -> Path:
         return Arm(
             arm=name, heir=name == "heir-2", summary="the first layers", runs=(name,), depth=2,
             layers=(0, 1), steps=2, tokens=512, seconds=3.0, all_steps=2, all_tokens=512,
-            all_seconds=3.0, parameters=1000, loss=loss,
+            all_seconds=3.0, parameters=1000, cache_bytes_per_token=32, loss=loss,
             standard_error=0.021, start_loss=5.0, minus_reference=loss - 3.0,
             minus_reference_error=0.012, parity=False, curve=tuple(points), **more,
         )  # fmt: skip
 
-    def seeds(name: str, loss: float) -> OverSeeds:
-        return OverSeeds(
-            arm=name, losses=(loss, loss + 0.1), loss=loss + 0.05, standard_error=0.05,
-            minus_heir=loss - 3.2, minus_heir_error=0.011, minus_reference=loss - 2.95,
-        )  # fmt: skip
-
-    sizes = Footprint(
-        parameters=2000, weight_bytes=8000, cache_bytes_per_token=64, cache_bytes=6400,
-        context=100, tokens_per_second=100.0, speeds=(98.0, 100.0, 105.0),
-    )  # fmt: skip
     summary = InheritanceSummary(
         reference=Reference(
-            name="big", layers=4, loss=3.0, standard_error=0.02, tokens=None, seconds=None
+            name="big", layers=4, parameters=2000, cache_bytes_per_token=64, loss=3.0,
+            standard_error=0.02, tokens=None, seconds=None,
         ),
         final="heir-2",
         arms=(
             arm("heir-2", 3.2, minus_heir=0.0, minus_heir_error=None),
-            arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013, behind=BehindCount(2, 1)),
+            arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013),
         ),
-        choice=LayerChoice(rule="angle", layers=(0, 1), figures={"angle": (0.1, 0.2, 0.3, 0.4)}),
-        recipe=Recipe(reference="big", rule="first", layers=(0, 1), seeds=(0, 1)),
-        sizes=Sizes(reference=sizes, heir=replace(sizes, parameters=1000)),
+        recipe=Recipe(reference="big", rule="angle", layers=(0, 1)),
         data=DataFacts(
             source="book.txt", corpus_sha256="", tokenizer="", train_tokens=9000,
             validation_tokens=1000, vocab_size=280, train_sha256="", validation_sha256="",
         ),
-        over_seeds=(seeds("heir-2", 3.2), seeds("random", 3.1)),
     )  # fmt: skip
     with Run.create(folder, "inherit", {"reference": "big", "status": "done"}) as run:
         run.write_json("summary.json", to_table(summary))

@@ -41,7 +41,7 @@ def nameless(files: dict[str, list[str]], names: Iterable[str]) -> list[str]:
 def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis(name) for name in NAMES]).charts(), tmp_path)
     shared = {file: told for file, told in files.items() if not OF_EACH.search(file)}
-    assert len(shared) == 15  # curves over layers
+    assert len(shared) == 6  # curves over layers
     assert len(files) > len(shared)
     assert nameless(shared, NAMES) == []
 
@@ -56,7 +56,7 @@ def test_a_chart_of_one_model_has_no_legend() -> None:
 @pytest.mark.slow
 def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
     files = written(diagnosis_report([diagnosis("a")]).charts(), tmp_path)
-    told = files["attention-of-a-sink-head-of-a"]
+    told = files["attention-of-a-head-of-a"]
     assert any(HEAD.match(each) for each in told)
 
 

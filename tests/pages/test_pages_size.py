@@ -12,7 +12,7 @@ import vl_convert
 
 from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
-from wakeful.diagnosis.heads import attention, hidden_states
+from wakeful.diagnosis.heads import attention
 from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.reports.charts import specification
 from wakeful.reports.html import _pack_columns, write_page
@@ -23,20 +23,21 @@ MEASURE = """<script>
 const ready = setInterval(() => {
   if (!document.documentElement.dataset.drawn) return;
   clearInterval(ready);
-  const title = [...document.querySelectorAll("h2")].find((each) => each.textContent === "Details");
+  const titles = [...document.querySelectorAll("h2")];
+  const title = titles.find((each) => each.textContent === "Glossary");
   const told = document.createElement("pre");
   told.id = "told";
   told.textContent = JSON.stringify({
     width: innerWidth,
-    details: title.getBoundingClientRect().top + scrollY,
+    glossary: title.getBoundingClientRect().top + scrollY,
     open: document.querySelectorAll("details[open]").length,
     drawn: document.querySelectorAll(".save").length,
   });
   document.body.append(told);
 }, 50);
 </script>"""
-"""Tells how far down the details begin, once the page is drawn."""
-SMOLLM2 = {"layers": 30, "heads": 9, "groups": 3, "pictured": 4}
+"""Tells how far down the glossary begins, once the page is drawn."""
+SMOLLM2 = {"layers": 30, "heads": 9, "groups": 3}
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +54,16 @@ def test_four_models_make_two_megabytes_at_most(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_four_models_are_read_in_few_charts_before_the_details(page: str) -> None:
+def test_four_models_are_read_in_few_charts(page: str) -> None:
     """Six curves, attention and one map a model."""
-    before, details = page.split(">Details</h2>")
-    assert before.count('class="spec"') == 6 + 4 + 4
-    assert details.count('class="spec"') > 30
-    assert before.count("The text that all of them read begins") == 1
-    assert "The text it read begins" not in before
+    assert page.count('class="spec"') == 6 + 4 + 4
+    assert page.count("The text that all of them read begins") == 1
+    assert "The text it read begins" not in page
 
 
 @pytest.mark.long
 @needs_browser
-def test_four_models_are_read_in_six_screens_before_the_details(page: str, tmp_path: Path) -> None:
+def test_four_models_are_read_in_six_screens(page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(page, "utf-8")
     with_script(path, MEASURE)
@@ -73,8 +72,8 @@ def test_four_models_are_read_in_six_screens_before_the_details(page: str, tmp_p
     told = json.loads(html.unescape(told))
     assert told["width"] == 1400
     assert told["open"] == 0
-    assert told["drawn"] == 6 + 4 + 4  # charts in closed details wait until they are opened
-    assert 3 * SCREEN < told["details"] <= 6 * SCREEN
+    assert told["drawn"] == 6 + 4 + 4
+    assert 3 * SCREEN < told["glossary"] <= 6 * SCREEN
 
 
 def test_rows_are_packed_without_loss() -> None:
@@ -95,9 +94,9 @@ def test_a_spec_without_rows_of_its_own_has_none_packed() -> None:
     assert _pack_columns({"mark": "point"}) == told
 
 
-def test_every_head_is_in_the_list_and_both_orders_share_it() -> None:
+def test_every_head_is_in_the_list_sinks_and_high_ranks_first() -> None:
     found = diagnosis("a", layers=10)
-    chart = attention(found, "sinks, then widest")
+    chart = attention(found)
     assert chart is not None
     spec = specification(chart)
     (pick,) = [each for each in spec["params"] if each["name"] == "shown"]
@@ -115,7 +114,7 @@ def test_the_chosen_heads_weights_are_drawn_to_two_digits_and_holes_left_out() -
     assert found.attention is not None
     bare = pl.col("query").eq(2) & pl.col("key").eq(1)
     cells = found.attention.with_columns(value=pl.when(bare).then(float("nan")).otherwise("value"))
-    chart = attention(replace(found, attention=cells), "sinks")
+    chart = attention(replace(found, attention=cells))
     assert chart is not None
     svg = vl_convert.vegalite_to_svg(specification(chart))
     drawn = {
@@ -125,16 +124,3 @@ def test_the_chosen_heads_weights_are_drawn_to_two_digits_and_holes_left_out() -
     told = {(query, key): value for query, key, value in
             cells.filter(~bare).select("query", "key", "value").iter_rows()}  # fmt: skip
     assert drawn == pytest.approx(told, abs=0.013)
-
-
-def test_a_state_that_is_not_finite_leaves_a_hole() -> None:
-    found = diagnosis("a")
-    rows = found.rows.with_columns(
-        value=pl.when(pl.col("metric") == "hidden_picture")
-        .then(float("nan"))
-        .otherwise(pl.col("value"))
-    )
-    chart = hidden_states([("", rows.filter(metric="hidden_picture"))])
-    assert chart is not None
-    (lines,) = specification(chart)["datasets"].values()
-    assert set(lines[0]["hundredths"]) == {None}

@@ -1,6 +1,5 @@
 """Logarithmic axes where a figure is zero: a zero would flatten every other value."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,6 @@ import polars as pl
 import pytest
 
 from pages.synthetic import diagnosis
-from wakeful.diagnosis.heads import describe_sink, round_up
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.report import layer_charts
 from wakeful.reports.charts import specification
@@ -32,10 +30,9 @@ def curve(diagnoses: list[ModelDiagnosis], title: str) -> Any:
     return next(each.draw() for each in layer_charts(diagnoses) if each.heading == title)
 
 
-@pytest.mark.parametrize("metric", ["kurtosis", "max_activation", "residual_peak"])
+@pytest.mark.parametrize("metric", ["kurtosis", "residual_peak"])
 def test_a_layer_of_zeros_is_left_out_of_a_logarithmic_curve(metric: str) -> None:
-    titles = {"kurtosis": "kurtosis, the rest", "max_activation": "mean max |x|, the rest",
-              "residual_peak": "‖h₀‖ over the others' mean"}  # fmt: skip
+    titles = {"kurtosis": "kurtosis, the rest", "residual_peak": "‖h₀‖ over the others' mean"}
     whole = drawn(curve([diagnosis("made", layers=3)], titles[metric]))
     some = drawn(curve([with_a_zero(metric)], titles[metric]))
     assert min(some) > 0
@@ -44,22 +41,3 @@ def test_a_layer_of_zeros_is_left_out_of_a_logarithmic_curve(metric: str) -> Non
 
 def test_zeros_of_a_linear_curve_are_drawn() -> None:
     assert min(drawn(curve([with_a_zero("value_drain")], "‖v₀‖ over the others' mean"))) == 0
-
-
-@pytest.mark.parametrize("length", [2, 64, 128, 512, 1024])
-def test_the_scale_of_entropies_ends_at_the_next_half(length: int) -> None:
-    top = round_up(length)
-    assert top % 0.5 == 0
-    assert 0 <= top - math.log(length) < 0.5
-
-
-def test_no_token_is_named_where_sequences_are_led_by_different_ones() -> None:
-    found = diagnosis("made", layers=3)
-    here = (pl.col("metric") == "leading_key") & pl.col("head").is_null()
-    assert describe_sink(found)
-    # Sequences led by tokens 0 and 2: a mean of 1, a token that leads nowhere.
-    apart = found.rows.with_columns(
-        value=pl.when(here).then(1.0).otherwise("value"),
-        standard_error=pl.when(here).then(1.0).otherwise("standard_error"),
-    )
-    assert not describe_sink(replace(found, rows=apart))

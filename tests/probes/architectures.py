@@ -7,7 +7,6 @@ from transformers import AutoModelForCausalLM
 from wakeful.probes.attention import Entropy, Importance, Sinks, Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
-from wakeful.probes.patterns import AttentionPictures, HiddenPicture
 from wakeful.probes.rank import Ranks
 
 LLAMA = {
@@ -54,10 +53,6 @@ ARCHITECTURES = {
     },
     "Phi": NO_GQA,
     "Phi3": LLAMA,
-    "Falcon": {
-        "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "alibi": False, "bos_token_id": 1, "eos_token_id": 2,
-    },
     "StableLm": LLAMA,
     "Olmo2": LLAMA,
     "Starcoder2": LLAMA | {"sliding_window": 7},
@@ -123,8 +118,7 @@ class Recorder(Probe):
 def all_probes():
     return (
         Sinks(), Entropy(), Importance(), Values(), Outliers(), Smoothing(), OutlierChannels(),
-        BlockInfluence(), Ranks(), HiddenPicture(),
-        AttentionPictures(layers=range(2), heads=range(4), size=8),
+        BlockInfluence(), Ranks(),
     )  # fmt: skip
 
 

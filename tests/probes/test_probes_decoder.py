@@ -13,7 +13,6 @@ from wakeful.probes import exact
 from wakeful.probes.attention import Entropy, Sinks, Values
 from wakeful.probes.base import AttentionEvent, Probe, gather
 from wakeful.probes.hidden import BlockInfluence, Outliers
-from wakeful.probes.patterns import AttentionPictures, MeanAttention
 from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
@@ -134,7 +133,7 @@ def test_our_class_of_transformers_shows_what_its_decoder_does():
 def test_weights_that_are_not_one_matrix_are_refused_to_those_who_ask(route):
     model = Decoder(ModelConfig(**(SMALL | {"route": route}))).eval()
     tokens = torch.zeros(1, 9, dtype=torch.long)
-    for probe in (Sinks(), Ranks(), Values(), AttentionPictures(layers=[1], heads=[0])):
+    for probe in (Sinks(), Ranks(), Values()):
         with (
             pytest.raises(WakefulError, match=r"layer 1 .* do not apply"),
             torch.no_grad(),
@@ -185,25 +184,3 @@ def test_a_layer_that_attends_twice_shows_its_mixed_weights_once(variant):
         ranks = rows.filter(metric="rank", layer=layer, variant="paper")
         found = ranks.filter(ranks["head"].is_not_null()).sort("head")["value"]
         assert found.to_list() == exact.rank(A.double()).tolist()
-
-
-def test_pictures_show_the_weights():
-    model = Decoder(ModelConfig(**SMALL)).eval()
-    recorder = Recorder()
-    probes = AttentionPictures(layers=[1], heads=[2], size=21), MeanAttention(tokens=6)
-    with torch.no_grad(), watch(model, recorder, *probes) as seen:
-        model(torch.randint(0, 61, (1, 21)))
-    weights = {
-        layer: torch.stack([head_weights(event.sequences[0], head) for head in range(4)]).double()
-        for layer, event in recorder.events.items()
-    }
-
-    def drawn(metric, size):
-        picture = torch.zeros(size, size, dtype=torch.float64)
-        for row in seen.frame.filter(metric=metric).iter_rows(named=True):
-            picture[tuple(map(int, row["position"].split(",")))] = row["value"]
-        return picture
-
-    torch.testing.assert_close(drawn("attention_picture", 21), weights[1][2])
-    mean = torch.stack(list(weights.values())).mean((0, 1))[:6, :6]
-    torch.testing.assert_close(drawn("mean_attention", 6), mean)

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.probes import exact
-from wakeful.probes.attention import Leading
-from wakeful.probes.base import AttentionEvent, Means, RowKey
-from wakeful.probes.patterns import FirstAttention
+from wakeful.probes.attention import FirstAttention
+from wakeful.probes.base import Means, RowKey
 from wakeful.probes.watch import watch
 
 KEY = RowKey(0, None, "all", "x", "paper")
@@ -32,18 +30,6 @@ def test_the_first_sequences_attention_is_kept() -> None:
     assert whole.frame().group_by("layer", "head", "query").agg(pl.len()).height == (
         8 * decoder.config.num_layers * decoder.config.num_heads
     )
-
-
-def test_the_leading_key_is_that_of_the_largest_importance() -> None:
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 1, 4, 9, 8)
-    probe = Leading()
-    probe.see(AttentionEvent(0, q, k, k, 0.3))
-    a = exact.token_importance(exact.attention_weights(q[0], k[0], scale=0.3)).mean(0)
-    rows = probe.rows().filter(variant="code").select("metric", "value").iter_rows()
-    assert dict(rows) == {
-        "leading_key": int(a.argmax()), "leading_importance": pytest.approx(float(a.max())),
-    }  # fmt: skip
 
 
 @settings(max_examples=50, deadline=None)

@@ -161,10 +161,9 @@ def test_rank_probe_means_and_maximum_over_heads(sink):
     assert probe.rows().filter(metric="near_rank_1")["value"].item() == near
 
 
-@pytest.mark.parametrize("options", [{"max_tokens": 32}, {"seconds": 0.0}])
-def test_past_the_budget_ranks_are_bounds(options):
+def test_past_the_longest_length_ranks_are_bounds():
     event = event_of(2, 80)
-    probe, unlimited = Ranks(**options), Ranks()
+    probe, unlimited = Ranks(max_tokens=32), Ranks()
     for each in (probe, unlimited):
         each.see(event)
     rows = probe.rows().filter(metric="rank")
@@ -177,9 +176,8 @@ def test_past_the_budget_ranks_are_bounds(options):
     lower = per_head.filter(variant="at_least").sort("head")
     assert lower["head"].to_list() == open_heads
     assert (lower["value"] <= truth.gather(open_heads)).all()
-    if "seconds" in options:
-        assert open_heads
-        assert rows.filter(rows["head"].is_null())["kind"].to_list() == ["bound"]
+    kind = "bound" if open_heads else "exact"
+    assert rows.filter(rows["head"].is_null())["kind"].to_list() == [kind]
 
 
 def test_heads_without_any_weight_have_rank_1():

@@ -33,7 +33,7 @@ VERBS: dict[str, Callable[..., object]] = {
     "rotate": lambda model, text: wakeful.cure(model, text=text, rotate="hadamard", **READ),
     "inner": lambda model, text: wakeful.cure(model, text=text, rotate_inner=True, **READ),
     "bos": lambda model, text: wakeful.cure(model, text=text, prefix="bos", **READ),
-    "prefix": lambda model, text: wakeful.cure(model, text=text, prefix="1", **READ),
+    "prefix": lambda model, text: wakeful.cure(model, text=text, prefix="auto", **READ),
     "sinks": lambda model, text: wakeful.cure(model, text=text, sinks=True, **READ),
 }
 
@@ -131,10 +131,10 @@ def test_a_half_precision_model_is_cured_as_it_computes(
         out = tmp_path / next(iter(cure))
         name = str(dtype).removeprefix("torch.")
         cured = wakeful.cure(half, text=text, out=str(out), stored=name, **cure, **READ)
-        assert cured.differences[name].relative < close
+        assert cured.difference.relative < close
         kinds = {tensor.dtype for tensor in load_file(out / "model.safetensors").values()}
         assert kinds == {dtype}
-        told = json.loads((out / "cure.json").read_text())["differences"][name]
+        told = json.loads((out / "cure.json").read_text())["difference"]
         assert all(map(math.isfinite, told.values()))
 
 

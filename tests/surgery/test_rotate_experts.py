@@ -54,7 +54,7 @@ def test_the_verb_writes_the_stock_architecture(tmp_path: Path) -> None:
     read = {
         "text": str(tmp_path / "words.txt"), "length": 16, "num_sequences": 2, "device": "cpu",
     }  # fmt: skip
-    for given, why in (({"prefix": "1"}, "stores one"), ({"sinks": True}, "experts takes")):
+    for given, why in (({"prefix": "auto"}, "stores one"), ({"sinks": True}, "experts takes")):
         with pytest.raises(
             WakefulError, match=rf"mixture of experts.*--{next(iter(given))}.*{why}"
         ):

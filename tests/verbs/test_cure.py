@@ -22,7 +22,6 @@ from transformers import (
 import wakeful
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
-from wakeful.curing.difference import Float32Products
 from wakeful.curing.search import Candidate, CureChoice, FormatTrial, Proof, SearchTexts
 from wakeful.curing.tool import _round_changed
 from wakeful.diagnosis.verdict import diagnosis_summary, findings
@@ -30,7 +29,6 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
 from wakeful.hf import as_transformers
 from wakeful.hf.families.granite import SWA
-from wakeful.loading import session
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
@@ -200,35 +198,11 @@ def test_bos_does_not_stand_twice(given: dict, ended: Path, words: str, tmp_path
 
 
 @pytest.mark.slow
-def test_an_estimate_stands_before_long_work(
-    llama: Path,  # noqa: F811
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked: list[float] = []
-
-    def rough(operations: float, device: torch.device) -> float:
-        asked.append(operations)
-        return 31.0
-
-    monkeypatch.setattr(session, "estimate_seconds", rough)
-    monkeypatch.chdir(tmp_path)
-    assert main(["cure", str(llama), "--text", words, "--rotate", "hadamard", *READ]) == 0
-    shown = "".join(capsys.readouterr())
-    assert shown.index("very roughly 31 s") < shown.index("rotating")
-    size = sum(parameter.numel() for parameter in wakeful.load(str(llama)).module.parameters())
-    assert asked[0] == 2 * size * 16 * 2 * 12.0
-
-
-@pytest.mark.slow
 def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noqa: F811
-    found = wakeful.cure(llama, prefix="2", text=words, length=16, num_sequences=2)
-    assert len(found.prefix) == 2
+    found = wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2)
+    assert found.prefix == (256,)
     assert found.diagnosis.models[1].name == "llama cured"
-    assert found.differences["float32"].relative < 1e-5
-    assert found.differences["bfloat16, cured"].kl < 0.1
+    assert found.difference.relative < 1e-5
     assert {"model", "layer", "metric", "value"} <= set(found.frame.columns)
     assert any(line.startswith("Prefix: ") for line in found.verdicts)
 
@@ -257,6 +231,8 @@ def test_the_change_of_the_loss_comes_first(
         "+0.500 to +0.500)."
     )
     assert not any("llama cured is healthy" in verdict for verdict in worse.verdicts)
+    (step,) = worse.report.steps
+    assert step.command == f"wakeful diagnose {llama} --text {words}"
 
 
 @pytest.mark.slow
@@ -285,7 +261,6 @@ def test_auto_stores_the_token_that_costs_nothing(
     assert kept.prefix == ()
     assert dict(kept.done)["Prefix"].startswith("none: of all that were tried")
     assert kept.model.decoder().config.stored_prefix == 0
-    assert wakeful.cure(model, prefix="1", **read).prefix == (7,)
 
 
 def test_what_a_model_forbids_is_said_before_any_work(
@@ -315,7 +290,6 @@ def test_the_model_given_stays(llama: Path, words: str) -> None:  # noqa: F811
         (["--rotate", "learned"], "learned"),
         (["--prefix", "0"], "prefix"),
         (["--prefix", "many"], "prefix"),
-        (["--prefix", "80"], "prefix"),
     ],
 )
 def test_bad_options(
@@ -437,16 +411,6 @@ def test_a_cured_model_gets_no_sinks_again(ended: Path, words: str) -> None:
     cured = wakeful.cure(ended, sinks=True, text=words, **SHORT).model
     with pytest.raises(WakefulError, match="normalizer"):
         wakeful.cure(cured, sinks=True, text=words, **SHORT)
-
-
-def test_bfloat16_is_compared_by_the_products_that_hardware_makes():
-    x, weight = (torch.randint(-9, 9, shape).bfloat16() for shape in ((3, 5, 37), (11, 37)))
-    bias = torch.randn(11).bfloat16()
-    with Float32Products():
-        for given in ((x, weight), (x, weight, bias)):
-            found = torch.nn.functional.linear(*given)
-            assert found.dtype == torch.bfloat16
-            assert torch.equal(found, (x.double() @ weight.double().T + sum(given[2:])).bfloat16())
 
 
 @torch.no_grad()

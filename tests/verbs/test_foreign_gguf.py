@@ -87,12 +87,12 @@ def test_every_other_verb_takes_it(tokenizer: Tokenizer, text: str, tmp_path: Pa
     assert "".join(wakeful.generate(path, "a quick", num_tokens=3, temperature=0.0))
     heir = wakeful.inherit(
         path, layers=1, heal={"by": "none"}, out=str(tmp_path / "heir"), length=32,
-        diagnose_length=32, **given,
+        **given,
     )  # fmt: skip
     assert heir.untrained is not None
     agrees(wakeful.load(tmp_path / "heir"), heir.model.logits(TOKENS))
     healed = wakeful.inherit(
-        path, layers=1, steps=2, out=str(tmp_path / "healed"), length=32, diagnose_length=32,
+        path, layers=1, steps=2, out=str(tmp_path / "healed"), length=32,
         **given,
     )  # fmt: skip
     assert len(healed.model.blocks) == 1

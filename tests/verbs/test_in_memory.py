@@ -74,7 +74,7 @@ def quantized(module: Any, words: Any, text: Path, out: Path) -> object:
 
 def cured(module: Any, words: Any, text: Path, out: Path) -> object:
     found = wakeful.cure(
-        module, rotate="hadamard", prefix="1", text=str(text), tokenizer=words, **LOOKS
+        module, rotate="hadamard", prefix="auto", text=str(text), tokenizer=words, **LOOKS
     )
     return found.verdicts, found.model.logits(torch.arange(9)[None]).tolist()
 
@@ -150,11 +150,12 @@ def test_a_model_takes_the_tokenizer_and_the_context_that_are_asked_for() -> Non
             wakeful.load(each, tokenizer=other, max_length=-1)
 
 
-def test_an_error_gives_a_module_back_as_it_was(text: Path) -> None:
-    module = in_training(llama())
+def test_an_error_gives_a_module_back_as_it_was(tmp_path: Path) -> None:
+    module, short = in_training(llama()), tmp_path / "short.txt"
     before = modes(module)
-    with pytest.raises(WakefulError, match="heads has 9"):
-        wakeful.diagnose(module, text=str(text), tokenizer=tokenizer(), heads=(9,), **LOOKS)
+    short.write_text("a")
+    with pytest.raises(WakefulError, match="and the text has 1"):
+        wakeful.diagnose(module, text=str(short), tokenizer=tokenizer(), **LOOKS)
     assert modes(module) == before
 
 

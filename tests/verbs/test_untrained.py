@@ -22,7 +22,7 @@ from verbs.test_diagnose import save_tokenizer
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.estimates import weighted_mean
-from wakeful.inheritance.untrained import HEIR, PLAIN, REFERENCE, UntrainedHeir
+from wakeful.inheritance.untrained import HEIR, REFERENCE, UntrainedHeir
 from wakeful.loading.load import read_decoder
 from wakeful.paged import Paged
 from wakeful.runs.distributed import World
@@ -40,7 +40,7 @@ def texts(tmp_path: Path) -> dict[str, Any]:
         words = "".join(generator.choices("etaoin shrdlu", k=size))
         (tmp_path / f"{name}.txt").write_text(words, "utf-8")
     options = {name: str(tmp_path / f"{name}.txt") for name in sizes}
-    return options | {"length": 32, "diagnose_length": 32, "device": "cpu"}
+    return options | {"length": 32, "device": "cpu"}
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -80,7 +80,7 @@ def test_it_is_what_healing_would_begin_with(reference: Run, text: Path, tmp_pat
     losses = untrained["losses"]
     assert losses[HEIR][0] == pytest.approx(heir["start_loss"], abs=1e-6)
     assert losses[REFERENCE][0] == pytest.approx(summary["reference"]["loss"], abs=1e-6)
-    assert untrained["bridges"] == summary["choice"]["bridges"]
+    assert untrained["bridges"] == summary["bridges"]
     assert untrained["parameters"][HEIR] == heir["parameters"]
     card = (out / "README.md").read_text()
     for words in ("its layers 0, 3", "Layers 1–2 are bridged", "nothing was trained"):
@@ -92,10 +92,10 @@ def test_the_losses_are_those_of_the_files(
 ) -> None:
     heir = untrained_heir(folder, tmp_path / "heir", layers=3, **texts)
     windows, out = heir.windows, tmp_path / "heir"
-    assert windows.columns == ["window", "tokens", REFERENCE, PLAIN, HEIR]
+    assert windows.columns == ["window", "tokens", REFERENCE, HEIR]
     polars.testing.assert_frame_equal(pl.read_parquet(out / "windows.parquet"), windows)
     gaps = windows[HEIR] - windows[REFERENCE]
-    assert heir.costs[HEIR] == weighted_mean(gaps, windows["tokens"])
+    assert heir.cost == weighted_mean(gaps, windows["tokens"])
     hf_model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     assert len(hf_model.model.layers) == 3
     tokens = torch.arange(60).view(2, 30) * 7 % 257
@@ -120,7 +120,7 @@ def test_the_result_has_the_same_parts_with_and_without_training(
     assert (trained.path, untrained.path) == (tmp_path / "trained", tmp_path / "out")
     assert untrained.page.is_file()
     assert untrained.frame.schema == trained.frame.schema
-    assert untrained.frame["arm"].to_list() == [PLAIN, HEIR]
+    assert untrained.frame["arm"].to_list() == [HEIR]
     start = trained.frame.row(0, named=True)
     assert start["loss"] == pytest.approx(heir.losses[HEIR][0], abs=0.01)
     assert untrained.summary == json.loads((untrained.path / "inherit.json").read_text())
@@ -130,12 +130,11 @@ def test_the_result_has_the_same_parts_with_and_without_training(
     assert (copied / "model.safetensors").read_bytes() == expected
 
 
-def test_without_a_bridge_there_are_two_losses(
+def test_without_a_bridge_the_layers_are_the_references(
     folder: Path, texts: dict[str, Any], tmp_path: Path
 ) -> None:
     options = texts | {"blocks": (0, 4), "bridge": {"map": "none"}}
-    heir = untrained_heir(folder, tmp_path / "heir", **options)
-    assert heir.windows.columns == ["window", "tokens", REFERENCE, HEIR]
+    untrained_heir(folder, tmp_path / "heir", **options)
     before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     after = load_file(tmp_path / "heir" / "model.safetensors")
     for name, tensor in after.items():

@@ -13,19 +13,19 @@ from typing import Any, Literal
 import polars as pl
 import torch
 
+from wakeful.config.reading import LENGTH
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
+from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError, did_you_mean
 from wakeful.inheritance.blocks import inherit_blocks, random_like_heir
 from wakeful.inheritance.layers import LayerMap, first
-from wakeful.inheritance.options import Copy
 from wakeful.inheritance.outcome import Arm, compare_arms, read_inheritance
-from wakeful.inheritance.reading import prepare_text
+from wakeful.inheritance.reading import CHOOSING_SEQUENCES
 from wakeful.inheritance.recipe import Recipe, read_recipe
-from wakeful.inheritance.rounds import Seed
+from wakeful.inheritance.rounds import StageRunner
 from wakeful.inheritance.solving import spread_windows
 from wakeful.inheritance.stages import FinishedStages, TrainingStage
-from wakeful.inheritance.tool import InheritancePlan
 from wakeful.inheritance.tool import inherit as inherit_reference
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
@@ -35,6 +35,12 @@ from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, is_done, read_record, read_windows
 from wakeful.terminal.display import DisplayFactory
+
+Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
+"""The inherited parts: everything; of the blocks the attention or the feed-forward network, each
+with the norm before it, or both without their norms (table 2); the blocks alone, without
+embeddings, positions, final norm and head; or those alone. The rest starts at random. The paper's
+text copies all; its code leaves positions and final norm at random."""
 
 
 def middle(num_layers: int, *, of: int) -> LayerMap:
@@ -88,8 +94,6 @@ class Setting:
     seed: int
     lazy: LayerMap | None = None
     """The run of n layers with the lowest mean rank, where a baseline asked for it."""
-    copy: Copy = "all"
-    """The parts of a block that the heir takes."""
     route: str = ""
     normalizer: str = ""
 
@@ -97,12 +101,17 @@ class Setting:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @torch.no_grad()
     def inherit(self, layers: LayerMap, *, copy: Copy = "all") -> Decoder:
         """Return a target with other blocks, or other parts of them, than the heir's."""
-        return inherit_blocks(
-            self.reference, layers, copy=copy, route=self.route, normalizer=self.normalizer,
-            seed=self.seed,
-        )  # fmt: skip
+        options = {"route": self.route, "normalizer": self.normalizer, "seed": self.seed}
+        target = inherit_blocks(self.reference, layers, **options)
+        if copy != "all":
+            random = random_like_heir(self.reference, layers.sources, **options)
+            for name, tensor in target.named_parameters():
+                if not is_copied(name, copy):
+                    tensor.copy_(random.get_parameter(name))
+        return target
 
     def at_random(self, num_layers: int) -> Decoder:
         """Return a target of as many of the heir's first layers, with nothing inherited."""
@@ -115,6 +124,15 @@ class Setting:
         """Return a target of all the reference's layers."""
         depth = self.reference.config.num_layers
         return self.inherit(first(depth, of=depth))
+
+
+def is_copied(name: str, copy: Copy) -> bool:
+    """Tell whether the parts `copy` have the parameter `name` of a decoder."""
+    if not name.startswith("blocks."):
+        return copy != "blocks"
+    child = name.split(".")[2]
+    half = child.partition("_")[0]  # "mlp" of "mlp" and of the norm "mlp_norm"
+    return copy in ("blocks", half) or (copy == "without_norms" and child == half)
 
 
 @dataclass(frozen=True)
@@ -314,22 +332,21 @@ def _trained_beside(
 ) -> tuple[Arm, ...]:
     recipe, loss = read_recipe(folder), read_inheritance(folder)[0].reference.loss
     reference = read_decoder(recipe.reference)
-    seed = Seed(recipe, reference.decoder(), loss, folder, display)
-    rounds = seed.carry_out().rounds  # they are there, and read
+    runner = StageRunner(recipe, reference.decoder(), loss, folder, display)
+    rounds = runner.carry_out().rounds  # they are there, and read
     lazy = bool({"lazy", "lazy_blocks"} & {*baselines})
     setting = Setting(
         reference.decoder(),
         LayerMap(rounds[-1].stage.layers, recipe.rule),
         seed=recipe.train.seed,
-        lazy=_laziest(folder, reference, len(rounds[-1].stage.layers), display) if lazy else None,
-        copy=recipe.copy,
+        lazy=_laziest(recipe, reference, len(rounds[-1].stage.layers)) if lazy else None,
         route=recipe.route,
         normalizer=recipe.normalizer,
     )
     heirs = [each.stage for each in rounds]
-    with seed.resumable():
+    with runner.resumable():
         finished = [
-            seed.run_stage(stage)
+            runner.run_stage(stage)
             for name in baselines
             for stage in stages(name, setting, recipe, heirs, folder)
         ]
@@ -337,12 +354,10 @@ def _trained_beside(
     return compare_arms(outcome, read_windows(folder / "reference.parquet"), loss)
 
 
-def _laziest(folder: Path, reference: Model, num_layers: int, display: DisplayFactory) -> LayerMap:
-    options = Run.open(folder).read(InheritancePlan, "plan.json").wishes
+def _laziest(recipe: Recipe, reference: Model, num_layers: int) -> LayerMap:
     decoder = reference.decoder()
-    with display("lazy") as show:
-        data = prepare_text(options, reference, show)
-    tokens = spread_windows(data, options.diagnose_sequences, options.diagnose_length, options.data)
+    length = min(LENGTH, decoder.config.context)
+    tokens = spread_windows(load_data(recipe.data), CHOOSING_SEQUENCES, length, recipe.data)
     with evaluating(decoder), torch.inference_mode(), watch(decoder, Ranks()) as watcher:
         for row in tokens:
             decoder.hidden(row[None].to(decoder.head.weight.device))

@@ -160,11 +160,6 @@ class BridgeConfig:
     text."""
     ridge: float = 0.05
     """Ridge penalty λ on the map, relative to the mean square of its input."""
-    weigh: Literal["relative", "equal"] = "relative"
-    """Weights of the tokens' squared errors: relative to the squared norm, or equal."""
-    first: Literal["apart", "out", "in"] = "apart"
-    """First token of a sequence: out of the fit but kept to the reference's direction (apart), out
-    of the fit (out), or a token like any other (in)."""
 
 
 @dataclass(frozen=True, kw_only=True)

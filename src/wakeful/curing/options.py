@@ -1,6 +1,7 @@
 """Options of `cure`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from wakeful.config.options import How, HowMuch, Where
 from wakeful.config.reading import ReadingOptions, StoredDtype
@@ -27,9 +28,9 @@ class CureOptions(ReadingOptions):
     """Rotate the inputs of the feed-forward networks' last projections too, as the model runs."""
     rotate_keys: How[bool] = False
     """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
-    prefix: How[str] = ""
-    """Store a prefix: auto, BOS if it takes the sink at no loss on the text, else the token that
-    does; bos; or a number of tokens to choose (1, 2 ...). Empty: none."""
+    prefix: How[Literal["", "auto", "bos"]] = ""
+    """Store a token before every text: auto, BOS if it takes the sink at no loss on the text, else
+    the token that does, if any; or bos in any case. Empty: none."""
     sinks: How[bool] = False
     """Put a learned sink into every head, fitted to the model's own statistics."""
     seed: int = 0
@@ -54,20 +55,13 @@ class CureOptions(ReadingOptions):
     )
 
     def __post_init__(self) -> None:
-        """Raise `WakefulError` if neither a cure nor a format is named, or `prefix` is no valid
-        choice.
-        """
+        """Raise `WakefulError` if neither a cure nor a format is named."""
         super().__post_init__()
         rotates = self.turning or self.rotate_inner or self.rotate_keys
         if not (rotates or self.prefix or self.sinks or self.for_):
             raise WakefulError(
                 "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
                 "--rotate_values, --rotate_inner, --rotate_keys, --prefix auto, --sinks"
-            )
-        is_number = self.prefix.isdecimal() and int(self.prefix) > 0
-        if self.prefix not in ("", "auto", "bos") and not is_number:
-            raise WakefulError(
-                f"prefix = {self.prefix!r}: must be auto, bos, or a number of tokens to choose"
             )
 
     @property

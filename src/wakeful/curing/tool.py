@@ -1,7 +1,6 @@
 """Cure of a model: remove outliers and sinks, verify the function, diagnose it before and after."""
 
 import json
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,37 +16,30 @@ from wakeful import surgery
 from wakeful.config.commands import format_command_line
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
-from wakeful.curing.difference import Difference, logit_difference, measure_differences
+from wakeful.curing.difference import Difference, measure_difference
 from wakeful.curing.options import CureOptions
+from wakeful.curing.search import SEARCH_LENGTH as CHOOSING_LENGTH
 from wakeful.curing.search import (
-    NUM_CALIBRATION,
-    NUM_SEARCH,
     SEARCH_SPREAD,
     Candidate,
     CureChoice,
     SearchTexts,
     choose_cure,
-    list_candidates,
     parse_format,
 )
-from wakeful.curing.search import SEARCH_LENGTH as CHOOSING_LENGTH
 from wakeful.data.sources import read_beginning
 from wakeful.diagnosis import (
     CHOOSING_TOKENS,
-    DIAGNOSIS_PASSES,
     Diagnosis,
-    advise,
     after_cure,
     choose_prefix,
     diagnose,
     diagnosis_report,
-    findings,
     loss_change,
     windows_of,
 )
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange, finite_or_none
-from wakeful.finding import Advice
 from wakeful.hf.checkpoint_reader import is_hybrid
 from wakeful.hf.weights_out import (
     architecture_to_write,
@@ -60,14 +52,13 @@ from wakeful.loading.card import model_card
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationText
-from wakeful.loading.session import note_duration, open_session
+from wakeful.loading.session import open_session
 from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, source_name
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import stored_tensor
 from wakeful.probes.experts import is_fused
-from wakeful.probes.running import logits_of
 from wakeful.probes.watch import event_source
 from wakeful.reports.html import write_page
 from wakeful.reports.result import MeasuredResult
@@ -77,7 +68,7 @@ from wakeful.switches import default_torch_state
 from wakeful.terminal.display import Display, DisplayFactory
 
 COMPARED_TOKENS = 64
-"""Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
+"""Tokens of a sequence whose logits are compared."""
 _OUR_CLASS_ONLY = "that is done as the model runs, by our class, whose decoder holds no experts"
 _REFUSED_OF_EXPERTS = {
     "for_": "its candidates are versions of our decoder, which holds no experts",
@@ -89,10 +80,6 @@ _REFUSED_OF_EXPERTS = {
 """Options that are refused for a mixture of experts, with the reason."""
 NUM_FIT, FIT_LENGTH = 16, 256
 """Sequences that sinks are fitted on, and tokens of each, or the model's context where shorter."""
-NUM_SEARCH_TOKENS = SearchTexts.num_rows * SEARCH_SPREAD * CHOOSING_LENGTH
-"""Number of tokens of the text that choosing a cure draws its sequences from."""
-_COMPARISON_PASSES = 4.0
-"""Forward passes that comparing logits takes: of both models, in two types of arithmetic."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -107,9 +94,8 @@ class _CuredModel:
     """`model_type` of the architecture it is written as: one of Transformers' own, or "wakeful"."""
     done: tuple[tuple[str, str], ...]
     """The steps of the cure as report lines (label, text)."""
-    differences: Mapping[str, Difference]
-    """Differences of logits from the original's, by arithmetic ("float32", "bfloat16, cured" ...),
-    on the same tokens."""
+    difference: Difference
+    """Difference of its logits from the original's on the same tokens."""
     loss: LossChange
     """Change of the loss on windows of the text, paired."""
     choice: CureChoice | None = None
@@ -130,8 +116,6 @@ class Cure(_CuredModel, MeasuredResult):
     """The command line that does the same."""
     source: str
     """The name or path by which the original was given."""
-    advice: Advice | None = None
-    """Command to try instead, where the cured model still has an ill or predicts worse."""
     reading: str = ""
     """The command's options that choose the text, for the next command."""
     out: str = ""
@@ -154,7 +138,7 @@ class Cure(_CuredModel, MeasuredResult):
                 "interval": [finite_or_none(edge) for edge in self.loss.interval],
             },
             "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
-            "differences": {name: vars(diff) for name, diff in self.differences.items()},
+            "difference": vars(self.difference),
             "choice": None if self.choice is None else self.choice.summary,
         }  # fmt: skip
         return json.loads(json.dumps(figures))  # as it is read from a file: tuples become lists
@@ -180,23 +164,17 @@ class Cure(_CuredModel, MeasuredResult):
         diagnosis = diagnosis_report(
             (original, cured), title=f"Cure of {original.name}", method=self.diagnosis.method,
             done=[*self.done, *changes],
-            steps=after_cure(self.source, folder, schemes, self.advice, self.reading),
+            steps=after_cure(
+                self.source, folder, schemes, self.reading,
+                helped=self.choice is not None or self.loss.is_harmless,
+            ),
             worse=[] if self.loss.is_harmless else [cured.name],
         )  # fmt: skip
         return replace(
             diagnosis,
-            headlines=[
-                self._loss_headline, *headlines, *diagnosis.headlines, *self._remaining_advice,
-            ],
+            headlines=[self._loss_headline, *headlines, *diagnosis.headlines],
             sections=[*sections, *diagnosis.sections],
         )  # fmt: skip
-
-    @property
-    def _remaining_advice(self) -> list[str]:
-        """The advice as a sentence, if it names no command; a command is shown elsewhere."""
-        if self.advice is None or self.advice.arguments:
-            return []
-        return [f"{self.advice.words}."]
 
     @property
     def _loss_headline(self) -> str:
@@ -288,8 +266,7 @@ def cure(
     if options.out:
         refuse_existing(Path(options.out))
     with open_session("cure", options, [model], tokenizer, display) as opened_session:
-        num_learning_tokens = _count_learning_tokens(options)
-        num_tokens = (options.length or LENGTH) * options.num_sequences + num_learning_tokens
+        num_tokens = (options.length or LENGTH) * options.num_sequences
         evaluation_text = EvaluationText(read_beginning(options.source, num_tokens))
         loaded = next(opened_session.models())
         if loaded.is_quantized:
@@ -302,7 +279,7 @@ def cure(
         has_experts = any(map(is_fused, loaded.module.modules()))
         is_moe = has_experts and not is_hybrid(loaded.module.config)
         show = opened_session.show
-        task = _CureTask(loaded, evaluation_text, num_learning_tokens, options, show)
+        task = _CureTask(loaded, evaluation_text, options, show)
         result = _cure_experts(task) if is_moe else _cure_decoder(task)
     shared_names = ("bos", "device", "dtype", "num_sequences")
     shared_options = {name: getattr(options, name) for name in shared_names}
@@ -311,55 +288,13 @@ def cure(
         loaded, result.model, display=display, length=result.length, no_advice=True,
         **shared_options,
     )  # fmt: skip
-    # Only quantizing shows whether a cure for a format helped.
-    helped = options.for_ or _is_healthy(result, diagnosis)
-    advice = (
-        None if helped else _advise_next(loaded, diagnosis, evaluation_text, options, result.length)
-    )
     cure = Cure(
         **vars(result), before=loaded, diagnosis=diagnosis, source=source_name(model),
-        command=command, figures=options.figures, out=options.out, advice=advice,
-        reading=options.text_flags,
+        command=command, figures=options.figures, out=options.out, reading=options.text_flags,
     )  # fmt: skip
     if options.out:
         cure.save(options.out)
     return cure
-
-
-def _is_healthy(result: _CuredModel, diagnosis: Diagnosis) -> bool:
-    """Tell whether a cured model predicts no worse than the original and its diagnosis has no
-    finding that is not good but lazy layers, which no cure removes.
-    """
-    cured = diagnosis.models[1]
-    ills = {finding.title for finding in findings(cured) if finding.level != "good"}
-    return result.loss.is_harmless and ills <= {"Lazy layers"}
-
-
-def _advise_next(
-    loaded: Model,
-    diagnosis: Diagnosis,
-    evaluation_text: EvaluationText,
-    options: CureOptions,
-    length: int,
-) -> Advice | None:
-    """Return advice for a model whose cure did not suffice: another cure of the original, measured
-    on sequences of `length` tokens of the text, or words that none does better.
-    """
-    rows = evaluation_text.sequences(
-        loaded, length=length, num_sequences=options.num_sequences, bos=False
-    )
-    advice = advise(loaded, diagnosis.models[0], rows, bos=options.bos)
-    if advice is None:
-        return Advice(words=f"nothing else was found to cure in {loaded.name}: keep it as it is")
-    if not advice.arguments:  # words alone
-        return advice
-    advised_cures = {flag for flag in shlex.split(advice.arguments) if flag.startswith("--")}
-    cures = {"--rotate": options.rotate, "--prefix": options.prefix, "--sinks": options.sinks}
-    applied_cures = {flag for flag, value in cures.items() if value}
-    if advised_cures == applied_cures:
-        return Advice(words=f"nothing that was tried does better than to {advice.words}")
-    arguments = " ".join(filter(None, [advice.arguments, options.text_flags]))
-    return replace(advice, arguments=arguments)
 
 
 @dataclass(frozen=True)
@@ -368,10 +303,15 @@ class _CureTask:
 
     loaded: Model
     evaluation_text: EvaluationText
-    num_learning_tokens: int
-    """Tokens that choosing and fitting read, after those to verify on."""
     options: CureOptions
     show: Display
+
+    def tokens_after(self, skip: int, count: int) -> Tensor:
+        """Return up to `count` tokens of the text, (N,), after the first `skip`, which are to
+        verify on.
+        """
+        tokens = self.evaluation_text.beginning.tokens(self.loaded.encode_plain, skip + count)
+        return torch.tensor(tokens[skip:], device=self.loaded.device, dtype=torch.long)
 
     @property
     def stored(self) -> torch.dtype | None:
@@ -393,9 +333,7 @@ class _CureTask:
         loaded = self.loaded
         return replace(
             loaded, name=f"{loaded.name} cured", module=module, path=None,
-            architecture=_describe_architecture(loaded, self.options), stored=self.stored,
-            types=self.types,
-            generation_source=loaded,
+            stored=self.stored, types=self.types, generation_source=loaded,
             **changes,
         )  # fmt: skip
 
@@ -408,18 +346,15 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     _check_possible(loaded, plain, options)
     text = _verification_text(task)
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
-    note_duration(
-        show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
-        passes=2 * DIAGNOSIS_PASSES + 2
-        + _COMPARISON_PASSES * min(1.0, COMPARED_TOKENS / text.shape[1]),
-    )  # fmt: skip
     # What the text or the tokenizer forbids is refused before anything is measured.
     texts = _search_texts(task, text)
-    fitting_tokens = _fitting_tokens(task, text.numel()) if options.sinks else None
+    fitting_rows = _fitting_rows(task, text.numel()) if options.sinks else None
     reader = _reader_without_bos(loaded) if options.prefix or options.sinks else None
     sink = _choose_sink(task, plain, text)
     choice, options = _choose_cure(task, plain, texts, sink)
     task = replace(task, options=options)  # which name the chosen cure, perhaps sinks or a prefix
+    if sink is not None and choice is not None:
+        sink = replace(sink, best=sink.token)  # measured in the format: stored whatever it costs
     prefix, prefix_lines = _choose_stored_tokens(task, sink)
     read_tokenizer = lambda: loaded.tokenizer  # noqa: E731
     if prefix or options.sinks:
@@ -431,10 +366,10 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     if options.sinks:
         assert sink is not None
         replaced_tokens = [*sink.token.tokens]
-        if fitting_tokens is None:
-            fitting_tokens = _fitting_tokens(task, text.numel())
+        if fitting_rows is None:
+            fitting_rows = _fitting_rows(task, text.numel())
         show.note("fitting sinks")
-        base = _fit_sinks(loaded, plain, replaced_tokens[0], fitting_tokens)
+        base = surgery.learned_sinks(plain, replaced_tokens[0], fitting_rows)
         description = (
             f"softmax-1 with one a head, fitted to id {replaced_tokens[0]} before the text"
         )
@@ -445,11 +380,8 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     result = task.wrap_cured(cured, context=context, read_tokenizer=read_tokenizer)
     show.note("comparing logits")
     compared = text[:, :COMPARED_TOKENS]
-    by_dtype = measure_differences(loaded.module, plain, cured, compared, replaced_tokens)
-    report_lines += [
-        (f"Logits in {dtype}", difference.describe(replaced_tokens))
-        for dtype, difference in by_dtype.items()
-    ]
+    difference = measure_difference(loaded.module, cured, compared, replaced_tokens)
+    report_lines.append((f"Logits in {dtype_name(loaded)}", difference.describe(replaced_tokens)))
     written = (
         architecture_to_write(cured.config, result.wakeful_tokenizer)
         if options.out
@@ -459,7 +391,7 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     loss = loss_change(loaded, result, text, options.bos)
     return _CuredModel(
         model=result, done=(("Loss on the text", str(loss)), *report_lines), stock=written[0],
-        differences=by_dtype, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
+        difference=difference, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
     )  # fmt: skip
 
 
@@ -470,8 +402,7 @@ def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None
     if options.sinks:
         surgery.check_replaceable(plain)
     if options.prefix:
-        num_tokens = int(options.prefix) if options.prefix.isdecimal() else 1
-        surgery.check_stores(plain, num_tokens)
+        surgery.check_stores(plain, 1)
     if options.prefix == "bos" and loaded.bos is None:
         raise WakefulError(
             f"{loaded.name} has no BOS token: choose the token on the text by --prefix auto"
@@ -493,31 +424,25 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
                 f"{why}; --rotate or --rotate_values can"
             )
     assert isinstance(loaded.module, PreTrainedModel)
-    text, cured = _verification_text(task), loaded.module
-    report_lines: list[tuple[str, str]] = []
-    if options.turning:
-        task.show.note("rotating")
-        cured = surgery.rotate_experts(
-            cured, options.turning, stream=bool(options.rotate), seed=options.seed
-        )
-        report_lines.append(_describe_rotation(options))
-    report_lines += _round_changed(cured, loaded.module, task.stored)
+    text = _verification_text(task)
+    task.show.note("rotating")
+    cured = surgery.rotate_experts(
+        loaded.module, options.turning, stream=bool(options.rotate), seed=options.seed
+    )
+    rounding_lines = _round_changed(cured, loaded.module, task.stored)
     task.show.note("comparing logits")
-    compared = text[:, :COMPARED_TOKENS]
-    with torch.inference_mode():
-        expected = [logits_of(loaded.module, row[None]) for row in compared]
-        logits = [logits_of(cured, row[None]) for row in compared]
-        difference = logit_difference(expected, logits)
-    arithmetic, result = dtype_name(loaded), task.wrap_cured(cured)
+    difference = measure_difference(loaded.module, cured, text[:, :COMPARED_TOKENS])
+    result = task.wrap_cured(cured)
     loss = loss_change(loaded, result, text, options.bos)
     report_lines = [
         ("Loss on the text", str(loss)),
-        *report_lines,
-        (f"Logits in {arithmetic}", difference.describe(())),
+        _describe_rotation(options),
+        *rounding_lines,
+        (f"Logits in {dtype_name(loaded)}", difference.describe(())),
     ]
     return _CuredModel(
         model=result, done=tuple(report_lines), stock=cured.config.model_type,
-        differences={arithmetic: difference}, length=text.shape[1], loss=loss,
+        difference=difference, length=text.shape[1], loss=loss,
     )  # fmt: skip
 
 
@@ -573,57 +498,32 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
 
 
 def _verification_text(task: _CureTask) -> Tensor:
-    """Return the sequences (B, L) of the text to verify the cure on, short enough that a prefix
-    before them fits into the context.
-
-    Raises:
-        WakefulError: the prefix leaves no room for a text.
+    """Return the sequences (B, L) of the text to verify the cure on, short enough that a stored
+    token before them fits into the context.
     """
     loaded, evaluation_text, options = task.loaded, task.evaluation_text, task.options
-    needs_token = bool(options.prefix) or options.sinks or bool(options.for_)
-    prefix_length = 1 if needs_token else 0
-    if options.prefix.isdecimal():
-        prefix_length = int(options.prefix)
-    if prefix_length > loaded.context - 2:
-        raise WakefulError(
-            f"prefix = {options.prefix} leaves no text in {loaded.name}'s context of "
-            f"{loaded.context} tokens"
-        )
-    length = min(options.length_for(loaded.context), loaded.context - prefix_length)
+    stores_token = bool(options.prefix) or options.sinks or bool(options.for_)
+    length = min(options.length_for(loaded.context), loaded.context - int(stores_token))
     sequences = evaluation_text.sequences(
         loaded, length=length, num_sequences=options.num_sequences, bos=False
     )
     return torch.tensor(sequences, device=loaded.device)
 
 
-def _fitting_tokens(task: _CureTask, skip: int) -> Tensor:
-    """Return the text's tokens (N,) to fit sinks on: those after the first `skip`, which are to
-    verify on.
+def _fitting_rows(task: _CureTask, skip: int) -> Tensor:
+    """Return the sequences (B, L) of the text to fit sinks on, after the first `skip` tokens.
 
     Raises:
         WakefulError: the text has fewer than one sequence of them.
     """
-    num_needed = min(FIT_LENGTH, task.loaded.context - 1)  # BOS or the replaced token precedes it
-    tokens = task.evaluation_text.beginning.tokens(
-        task.loaded.encode_plain, skip + task.num_learning_tokens
-    )[skip:]
-    if len(tokens) < num_needed:
+    length = min(FIT_LENGTH, task.loaded.context - 1)  # BOS or the replaced token precedes it
+    tokens = task.tokens_after(skip, NUM_FIT * length)
+    if len(tokens) < length:
         raise WakefulError(
             f"the text has {skip + len(tokens):,} tokens, and {skip:,} of them are to verify on: "
-            f"learning needs at least {num_needed} more "
-            "(lower --num_sequences or --length)"
+            f"learning needs at least {length} more (lower --num_sequences or --length)"
         )
-    return torch.tensor(tokens, device=task.loaded.device)
-
-
-def _fit_sinks(loaded: Model, plain: Decoder, token: int, tokens: Tensor) -> Decoder:
-    """Return the decoder with learned sinks in place of the sink on `token`, fitted on a text's
-    `tokens` (N,).
-    """
-    length = min(FIT_LENGTH, loaded.context - 1, len(tokens))
-    num_sequences = min(NUM_FIT, len(tokens) // length)
-    sequences = tokens[: num_sequences * length].view(num_sequences, length)
-    return surgery.learned_sinks(plain, token, sequences)
+    return tokens[: len(tokens) // length * length].view(-1, length)
 
 
 def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
@@ -636,12 +536,11 @@ def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkC
     needs_sink = options.prefix not in ("", "bos") or options.sinks or options.for_
     if not needs_sink or plain.config.stored_prefix:
         return None
-    num_tokens = int(options.prefix) if options.prefix.isdecimal() else 1
     tokens = _choosing_tokens(task, text)
     opening = loaded.start_tokens(options.bos)
-    window_length = loaded.context - max(num_tokens, len(opening))  # what precedes it fits too
+    window_length = loaded.context - max(1, len(opening))  # what precedes it fits too
     return choose_prefix(
-        loaded, plain, windows_of(tokens, window_length), num_tokens=num_tokens, bos=options.bos,
+        loaded, plain, windows_of(tokens, window_length), bos=options.bos,
         on_progress=partial(task.show.count, "tokens that may take the sink"),
     )  # fmt: skip
 
@@ -650,9 +549,8 @@ def _choosing_tokens(task: _CureTask, text: Tensor) -> Tensor:
     """Return tokens (N,) to choose a sink on: those after `text` (B, L), which is to verify on, or
     `text` itself if not more tokens follow than it has.
     """
-    skip, beginning = text.numel(), task.evaluation_text.beginning
-    rest = beginning.tokens(task.loaded.encode_plain, skip + CHOOSING_TOKENS)[skip:]
-    return torch.tensor(rest, device=text.device) if len(rest) > skip else text.flatten()
+    rest = task.tokens_after(text.numel(), CHOOSING_TOKENS)
+    return rest if len(rest) > text.numel() else text.flatten()
 
 
 def _choose_stored_tokens(
@@ -669,9 +567,8 @@ def _choose_stored_tokens(
         tokens, change = task.loaded.start_tokens("on"), ""
     else:
         assert sink is not None
-        # A number asks for tokens whatever they cost; "auto" for none rather than a loss.
-        trial = sink.best if prefix == "auto" else sink.token
-        tokens, change = [*trial.tokens], f"; on the text that chose it: {sink.change(trial)}"
+        tokens = [*sink.best.tokens]
+        change = f"; on the text that chose it: {sink.change(sink.best)}"
         if not tokens:
             cheapest = _format_tokens(task.loaded, sink.token.tokens)
             description = (
@@ -703,15 +600,13 @@ def _search_texts(task: _CureTask, text: Tensor) -> SearchTexts | None:
     # The opening or a stored token precedes a sequence in the context.
     length = min(CHOOSING_LENGTH, loaded.context - len(opening) - 1)
     skip, num_needed = text.numel(), SearchTexts.num_rows * length
-    tokens = task.evaluation_text.beginning.tokens(
-        loaded.encode_plain, skip + num_needed * SEARCH_SPREAD
-    )[skip:]
+    tokens = task.tokens_after(skip, num_needed * SEARCH_SPREAD)
     if len(tokens) < num_needed:
         raise WakefulError(
             f"the text has {skip + len(tokens):,} tokens: choosing a cure needs "
             f"{skip + num_needed:,}, of which {skip:,} are to verify on"
         )
-    return SearchTexts.spread(torch.tensor(tokens, device=loaded.device), length, opening)
+    return SearchTexts.spread(tokens, length, opening)
 
 
 def _choose_cure(
@@ -722,17 +617,11 @@ def _choose_cure(
     Returns the choice, and the options with the chosen cure; without a format (`texts` is None)
     None and the options as they are. `sink` has the token that a sink cure removes.
     """
-    loaded, options = task.loaded, task.options
+    options = task.options
     if texts is None:
         return None, options
     schemes = [parse_format(name) for name in options.for_]
     token = None if sink is None else sink.token.tokens[0]
-    calibration_passes = 3 * sum(scheme.method is not None for scheme in schemes)  # there and back
-    note_duration(
-        task.show, f"{loaded.name}: cures to try", loaded, tokens=texts.search.shape[1],
-        total=len(list_candidates(plain, schemes, token)),
-        passes=NUM_SEARCH * len(schemes) + NUM_CALIBRATION * calibration_passes,
-    )  # fmt: skip
     choice = choose_cure(
         plain, schemes, texts, token=token, stock=options.stock, seed=options.seed,
         on_progress=task.show.note,
@@ -742,7 +631,7 @@ def _choose_cure(
         return choice, options
     return choice, replace(
         options, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
-        rotate_keys=best.keys, prefix="1" if best.sink_cure == "prefix" else "",
+        rotate_keys=best.keys, prefix="auto" if best.sink_cure == "prefix" else "",
         sinks=best.sink_cure == "sinks",
     )  # fmt: skip
 
@@ -811,26 +700,3 @@ def _round_changed(
         has_changed = True
     description = f"those that changed are rounded to {type_name}, the type written"
     return [("Weights", description)] if has_changed else []
-
-
-def _count_learning_tokens(options: CureOptions) -> int:
-    """Return how many tokens choosing a cure and fitting sinks read, after those to verify on.
-
-    They read the same tokens, so that the larger number counts.
-    """
-    if options.for_:  # the choice may be sinks
-        return max(NUM_SEARCH_TOKENS, NUM_FIT * FIT_LENGTH)
-    if options.prefix not in ("", "bos") or options.sinks:
-        return max(CHOOSING_TOKENS, NUM_FIT * FIT_LENGTH)
-    return 0
-
-
-def _describe_architecture(loaded: Model, options: CureOptions) -> str:
-    """Return the architecture's name with the cures that the options name in parentheses, such as
-    "llama, cured (hadamard, inner, prefix)".
-    """
-    names = ("rotate_values", "rotate_inner", "rotate_keys", "prefix", "sinks")
-    cures = [name.removeprefix("rotate_") for name in names if getattr(options, name)]
-    if options.rotate:
-        cures.insert(0, options.rotate)
-    return f"{loaded.architecture}, cured ({', '.join(cures)})" if cures else loaded.architecture

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from lazy_loader import attach
 
 if TYPE_CHECKING:
-    from wakeful.diagnosis.advice import advise
-    from wakeful.diagnosis.measure import DIAGNOSIS_PASSES, ModelDiagnosis, diagnose_model
+    from wakeful.diagnosis.measure import ModelDiagnosis, diagnose_model
     from wakeful.diagnosis.options import DiagnoseOptions
     from wakeful.diagnosis.report import LEVELS, after_cure, diagnosis_report
     from wakeful.diagnosis.sink_choice import (
@@ -20,12 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHOOSING_TOKENS",
-    "DIAGNOSIS_PASSES",
     "LEVELS",
     "DiagnoseOptions",
     "Diagnosis",
     "ModelDiagnosis",
-    "advise",
     "after_cure",
     "choose_prefix",
     "diagnose",
@@ -39,9 +36,8 @@ __all__ = [
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
-        "advice": ["advise"],
         "verdict": ["findings"],
-        "measure": ["DIAGNOSIS_PASSES", "ModelDiagnosis", "diagnose_model"],
+        "measure": ["ModelDiagnosis", "diagnose_model"],
         "options": ["DiagnoseOptions"],
         "report": ["LEVELS", "after_cure", "diagnosis_report"],
         "sink_choice": [

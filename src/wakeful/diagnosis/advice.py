@@ -41,40 +41,60 @@ LARGE = 2_000_000_000
 """Parameters of a mixture of experts past which no rotation of it is tried: it is another copy."""
 SILENT = Display()
 _SINK = "a sink that no cure removes at no loss"
+_ROTATE = ("--rotate", "hadamard")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A cure on windows of the text."""
+    """A cure, or none, measured on windows of the text."""
 
-    options: tuple[str, ...]
-    """Options of `wakeful cure`."""
-    cure: str
+    cure: str = "as it is"
     """The cure in words."""
-    loss: LossChange
+    options: tuple[str, ...] = ()
+    """Options of `wakeful cure`."""
+    losses: tuple[float, ...]
+    """Of each window, or of the first ones."""
     share: float
     """Share of (query, head) pairs led by the first token, row 0 left out."""
+    mass: float
+    """Mean attention on the first token, row 0 left out."""
     kurtosis: float
-    """Mean kurtosis of the first token or of the rest, whichever is larger."""
+    """Mean kurtosis of block outputs at the first token or at the rest, whichever is larger."""
+    turned_kurtosis: float = math.nan
+    """`kurtosis` of the outputs in a rotated basis; NaN where no rotation was given."""
     later: tuple[LaterSink, ...] = ()
     """Sinks after the first token."""
+
+    def loss_change(self, uncured: "Trial") -> LossChange:
+        """Return the change of the loss on the windows that this trial has."""
+        return LossChange.between(uncured.losses[: len(self.losses)], self.losses)
+
+    def helps(self, uncured: "Trial", good_share: float) -> bool:
+        """Return True if the cure leaves no sink, at no loss. A sink of the first token is one with
+        a share over `good_share`.
+        """
+        harmless = self.loss_change(uncured).is_harmless
+        return harmless and self.share <= good_share and not self.later
 
     def eases(self, uncured: "Trial", good_share: float) -> bool:
         """Return True if the cure removes the first token's sink, at no loss and without a later
         sink that the model did not have.
-
-        A sink is one with a share over `good_share`.
         """
         return (
-            self.loss.is_harmless
+            self.loss_change(uncured).is_harmless
             and self.share <= good_share < uncured.share
             and {sink.name for sink in self.later} <= {sink.name for sink in uncured.later}
         )
 
+    def rotated(self, cure: str) -> "Trial":
+        """Return the trial of this cure with a rotation, which is exact: losses and sinks stay."""
+        options = (*_ROTATE, *self.options)
+        return dataclasses.replace(self, cure=cure, options=options, kurtosis=self.turned_kurtosis)
+
     def describe_change(self, uncured: "Trial") -> str:
         """Return the changes of loss, first-token share and kurtosis, as text."""
         return (
-            f"{self.cure}: the loss changes by {self.loss}, the first-token share "
+            f"{self.cure}: the loss changes by {self.loss_change(uncured)}, the first-token share "
             f"{uncured.share:.1%} → {self.share:.1%}, kurtosis {uncured.kurtosis:,.1f} → "
             f"{self.kurtosis:,.1f}" + "".join(f", {sink.name} is a sink" for sink in self.later)
         )
@@ -117,62 +137,48 @@ def advise(
     except WakefulError as error:
         return Advice(words=f"no cure can be made of {loaded.name}: {error}")
     cures = _CureTrials(loaded, decoder, windows, bos, show)
+    uncured, good_share = cures.uncured, surgery.free_share(windows.shape[1])
     trials: list[Trial] = []
     for try_cure in (cures.try_prefix, cures.try_sinks) if has_sink else ():
         trial = try_cure()
         if trial is None:  # the model cannot have this cure
             continue
         trials.append(trial)
-        if cures.helps(trial):
+        if trial.helps(uncured, good_share):
             break
-    best = next(filter(cures.helps, trials), None) or next(filter(cures.eases, trials), None)
+    best = next((trial for trial in trials if trial.helps(uncured, good_share)), None)
+    best = best or next((trial for trial in trials if trial.eases(uncured, good_share)), None)
     if best is None and (rotated := cures.try_rotation()) is not None:
         trials.append(rotated)
-        if rotated.kurtosis <= KURTOSIS < cures.plain.kurtosis:
+        if rotated.kurtosis <= KURTOSIS < uncured.kurtosis:
             best = rotated
     text_read = f"on {len(windows)} windows of {windows.shape[1]} tokens"
     if best is None:
-        results = "; ".join(trial.describe_change(cures.plain) for trial in trials)
+        results = "; ".join(trial.describe_change(uncured) for trial in trials)
         results = f"tried {text_read}: {results}" if results else cures.why_not_rotatable
         problem = _SINK if has_sink else "outliers"
         return Advice(words=f"{loaded.name} has {problem}; {results}")
     remarks = list[str]()
-    if has_sink and not cures.helps(best):
-        remarks.append("no cure removes that later sink" if cures.eases(best) else f"{_SINK} stays")
+    if has_sink and not best.helps(uncured, good_share):
+        eases = best.eases(uncured, good_share)
+        remarks.append("no cure removes that later sink" if eases else f"{_SINK} stays")
     if best.kurtosis > KURTOSIS and cures.turn is None:
         remarks.append(
             f"outliers stay, for a rotation would not be exact: {cures.why_not_rotatable}"
         )
-    text = "; ".join([f"{best.describe_change(cures.plain)}, {text_read}", *remarks])
+    text = "; ".join([f"{best.describe_change(uncured)}, {text_read}", *remarks])
     return Advice(words=text, arguments=" ".join(best.options))
 
 
-@dataclass(frozen=True)
-class Look:
-    """Measurements of a model on windows of text."""
-
-    losses: tuple[float, ...]
-    share: float
-    """Share of (query, head) pairs led by the first token, row 0 left out."""
-    mass: float
-    """Mean attention on the first token, row 0 left out."""
-    kurtosis: float
-    """Mean kurtosis of block outputs at the first token or at the rest, whichever is larger."""
-    turned_kurtosis: float
-    """`kurtosis` of the outputs in a rotated basis; NaN where no rotation was given."""
-    later: tuple[LaterSink, ...]
-    """Sinks after the first token."""
-
-
 @torch.inference_mode()
-def look_at(
+def measure_trial(
     model: nn.Module,
     windows: Int[Tensor, "B L"],
     opening: Sequence[int] = (),
     *,
     turn: Turning | None = None,
     text_of: Callable[[int], str] = str,
-) -> Look:
+) -> Trial:
     """Measure a model on windows, each read after the tokens `opening`: the losses of all windows,
     and sinks and outliers on the first `SHARE_WINDOWS` of them.
 
@@ -188,7 +194,7 @@ def look_at(
         losses = surgery.losses_after_opening(model, watched, opening)
     share, mass = remaining_sink(sinks)
     sequences = surgery.prepend_tokens(opening, watched).tolist()
-    return Look(
+    return Trial(
         losses=losses + surgery.losses_after_opening(model, unwatched, opening),
         share=share,
         mass=mass,
@@ -196,17 +202,6 @@ def look_at(
         turned_kurtosis=math.nan if turn is None else _larger_kurtosis(turned),
         later=later_sinks(sequences, key_shares.shares, key_shares.masses, text_of),
     )
-
-
-def trial_of(
-    options: tuple[str, ...], cure: str, before: Look, after: Look, *, turned: bool = False
-) -> Trial:
-    """Return the trial of a cure from the measurements `before` it and `after` it, the latter
-    perhaps on fewer windows. With `turned` its outliers are those of the rotated basis.
-    """
-    change = LossChange.between(before.losses[: len(after.losses)], after.losses)
-    kurtosis = after.turned_kurtosis if turned else after.kurtosis
-    return Trial(options, cure, change, after.share, kurtosis, after.later)
 
 
 def _larger_kurtosis(outliers: Outliers) -> float:
@@ -233,17 +228,16 @@ class _CureTrials:
             self.turn = turning_of(self.decoder)
         except WakefulError as error:
             self.why_not_rotatable = str(error).split("; ")[0]  # without the advice after it
-        self.seen = self._look(self.decoder, self.windows, self.loaded.start_tokens(self.bos))
-        self.plain = trial_of((), "as it is", self.seen, self.seen)
-        self.good_share = surgery.free_share(self.windows.shape[1])
+        opening = self.loaded.start_tokens(self.bos)
+        self.uncured = self._measure(self.decoder, self.windows, opening)
 
     @cached_property
-    def stored_bos(self) -> Look | None:
-        """Measurements of the model with BOS stored; None where it has none."""
+    def stored_bos(self) -> Trial | None:
+        """The model with BOS stored; None where it has none."""
         if self.loaded.bos is None:
             return None
         cured = surgery.store_prefix(self.decoder, self.loaded.start_tokens("on"))
-        return self._look(cured, self.windows)
+        return self._measure(cured, self.windows)
 
     @cached_property
     def choice(self) -> surgery.SinkChoice:
@@ -251,35 +245,23 @@ class _CureTrials:
         candidates.
         """
         # Nothing stored and BOS stored have been measured already.
-        looks: list[tuple[tuple[int, ...], Look]] = [((), self.seen)]
+        measured: list[tuple[tuple[int, ...], Trial]] = [((), self.uncured)]
         if self.stored_bos is not None:
-            looks.append(((*self.loaded.start_tokens("on"),), self.stored_bos))
+            measured.append(((*self.loaded.start_tokens("on"),), self.stored_bos))
         return choose_prefix(
             self.loaded, self.decoder, self.windows, bos=self.bos,
             known=[
-                surgery.SinkTrial(tokens, look.losses, look.share, look.mass)
-                for tokens, look in looks
+                surgery.SinkTrial(tokens, trial.losses, trial.share, trial.mass)
+                for tokens, trial in measured
             ],
             on_progress=partial(self.show.count, "tokens that may take the sink"),
         )  # fmt: skip
-
-    def helps(self, trial: Trial) -> bool:
-        """Return True if a cure removes all sinks at no loss."""
-        return trial.loss.is_harmless and trial.share <= self.good_share and not trial.later
-
-    def eases(self, trial: Trial) -> bool:
-        """Return True if a cure removes the first token's sink at no loss; a later sink that the
-        model has may stay.
-        """
-        return trial.eases(self.plain, self.good_share)
 
     def try_rotation(self) -> Trial | None:
         """Try a rotation alone; return None where the model cannot be rotated."""
         if self.turn is None:
             return None
-        options, cure = ("--rotate", "hadamard"), "rotate the outliers away"
-        # A rotation is exact: the losses and the sinks stay, and `seen` has the turned outliers.
-        return trial_of(options, cure, self.seen, self.seen, turned=True)
+        return self.uncured.rotated("rotate the outliers away")
 
     def try_prefix(self) -> Trial | None:
         """Store the best token before every text and measure that; return None where the model
@@ -289,13 +271,13 @@ class _CureTrials:
             surgery.check_stores(self.decoder, 1)
         except WakefulError:
             return None
-        token, look = self.choice.token, self.stored_bos
-        if look is None or [*token.tokens] != self.loaded.start_tokens("on"):
+        token, trial = self.choice.token, self.stored_bos
+        if trial is None or [*token.tokens] != self.loaded.start_tokens("on"):
             cured = surgery.store_prefix(self.decoder, token.tokens)
-            look = self._look(cured, self.windows[:SHARE_WINDOWS])
+            trial = self._measure(cured, self.windows[:SHARE_WINDOWS])
             # Its losses on all windows are known from the choice.
-            look = dataclasses.replace(look, losses=token.losses)
-        return self._try_cured(("--prefix", "auto"), "store a token before every text", look)
+            trial = dataclasses.replace(trial, losses=token.losses)
+        return self._name(trial, "store a token before every text", "--prefix", "auto")
 
     def try_sinks(self) -> Trial | None:
         """Put sinks that replace the best stored token into every head, fitted without training,
@@ -307,26 +289,28 @@ class _CureTrials:
             return None
         first, rest = self.windows[:SHARE_WINDOWS], self.windows[SHARE_WINDOWS:]
         cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], first)
-        look = self._look(cured, first)
+        trial = self._measure(cured, first)
         # Where the first windows show a loss already, the others need not be read.
-        if not LossChange.between(self.seen.losses[: len(first)], look.losses).is_worse:
-            losses = look.losses + surgery.losses_after_opening(cured, rest)
-            look = dataclasses.replace(look, losses=losses)
-        return self._try_cured(("--sinks",), "put a learned sink into every head", look)
+        if not trial.loss_change(self.uncured).is_worse:
+            losses = trial.losses + surgery.losses_after_opening(cured, rest)
+            trial = dataclasses.replace(trial, losses=losses)
+        return self._name(trial, "put a learned sink into every head", "--sinks")
 
-    def _try_cured(self, options: tuple[str, ...], cure: str, look: Look) -> Trial:
-        """Return the trial of a cure that `look` measured; where outliers stay and the model can be
-        rotated, of that cure with a rotation.
+    def _name(self, trial: Trial, cure: str, *options: str) -> Trial:
+        """Return the trial with its cure's name; where outliers stay and the model can be rotated,
+        the trial of that cure with a rotation.
         """
-        if look.kurtosis <= KURTOSIS or self.turn is None:
-            return trial_of(options, cure, self.seen, look)
-        options, cure = ("--rotate", "hadamard", *options), f"{cure} and rotate its outliers away"
-        return trial_of(options, cure, self.seen, look, turned=True)
+        trial = dataclasses.replace(trial, cure=cure, options=options)
+        if trial.kurtosis <= KURTOSIS or self.turn is None:
+            return trial
+        return trial.rotated(f"{cure} and rotate its outliers away")
 
-    def _look(
+    def _measure(
         self, decoder: Decoder, windows: Int[Tensor, "B L"], opening: Sequence[int] = ()
-    ) -> Look:
-        return look_at(decoder, windows, opening, turn=self.turn, text_of=self.loaded.token_text)
+    ) -> Trial:
+        return measure_trial(
+            decoder, windows, opening, turn=self.turn, text_of=self.loaded.token_text
+        )
 
 
 class _Turned(Probe):
@@ -347,7 +331,7 @@ class _Turned(Probe):
 def _advise_on_experts(
     loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, has_sink: bool
 ) -> Advice:
-    """Try the one cure that exists for a mixture of experts, a rotation; return it as advice where
+    """Try the one cure that exists for a mixture of experts, a rotation, and return it as advice if
     it helps.
     """
     sink_stays = "; no cure removes the sink of a mixture of experts" if has_sink else ""
@@ -355,17 +339,16 @@ def _advise_on_experts(
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
         text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
         return Advice(words=f"{text}{sink_stays}")
-    start = loaded.start_tokens(bos)
-    before = look_at(loaded.module, windows, start, text_of=loaded.token_text)
-    uncured = trial_of((), "as it is", before, before)
     try:
         rotated = surgery.rotate_experts(loaded.module, "hadamard")
     except WakefulError as error:
-        result = f"no rotation can be made of it: {error}"
-    else:
-        after = look_at(rotated, windows, start, text_of=loaded.token_text)
-        trial = trial_of(("--rotate", "hadamard"), "rotate the outliers away", before, after)
-        result = trial.describe_change(uncured)
-        if trial.kurtosis <= KURTOSIS < uncured.kurtosis and trial.loss.is_harmless:
-            return Advice(words=f"{result}{sink_stays}", arguments=" ".join(trial.options))
-    return Advice(words=f"nothing helps {loaded.name}; tried: {result}{sink_stays}")
+        return Advice(words=f"no rotation can be made of {loaded.name}: {error}{sink_stays}")
+    uncured, trial = (
+        measure_trial(model, windows, loaded.start_tokens(bos), text_of=loaded.token_text)
+        for model in (loaded.module, rotated)
+    )
+    trial = dataclasses.replace(trial, cure="rotate the outliers away", options=_ROTATE)
+    words = f"{trial.describe_change(uncured)}{sink_stays}"
+    if trial.kurtosis <= KURTOSIS < uncured.kurtosis and trial.loss_change(uncured).is_harmless:
+        return Advice(words=words, arguments=" ".join(_ROTATE))
+    return Advice(words=f"nothing helps {loaded.name}; tried: {words}")

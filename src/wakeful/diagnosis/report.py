@@ -9,22 +9,9 @@ from pathlib import Path
 import altair as alt
 import polars as pl
 
-from wakeful.diagnosis.heads import (
-    attention,
-    describe_sink,
-    hidden_states,
-    maps,
-    mean_attention,
-    pooled_attention,
-)
+from wakeful.diagnosis.heads import attention, maps
 from wakeful.diagnosis.measure import ModelDiagnosis
-from wakeful.diagnosis.verdict import (
-    diagnosis_summary,
-    findings,
-    layer_values,
-    lazy_layers,
-    suggested_depth,
-)
+from wakeful.diagnosis.verdict import diagnosis_summary, findings, layer_values, lazy_layers
 from wakeful.estimates import (
     INTERVAL,
     finite_or_none,
@@ -32,8 +19,8 @@ from wakeful.estimates import (
     interval_half_width,
     round_to_error,
 )
-from wakeful.finding import Advice, Level
-from wakeful.probes.base import block_outputs, mean_over_layers
+from wakeful.finding import Level
+from wakeful.probes.base import mean_over_layers
 from wakeful.reports import charts
 from wakeful.reports.terms import explain
 from wakeful.reports.value import (
@@ -41,7 +28,6 @@ from wakeful.reports.value import (
     Chart,
     Facts,
     Findings,
-    Fold,
     Group,
     Legend,
     NextStep,
@@ -86,25 +72,12 @@ _CURVES = (
     ("residual_peak", "paper", "first", "‖h₀‖ over the others' mean", "ratio of norms"),
     ("kurtosis", "paper", "first", "kurtosis, first token", "kurtosis"),
     ("kurtosis", "paper", "rest", "kurtosis, the rest", "kurtosis"),
-    ("first_key_mass_without_row_0", "paper", "all", "attention mass on key 0, without row 0",
-     "share of attention"),
-    ("entropy", "code", "all", "entropy of importance (nats)", "nats"),
-    ("mass_columns", "paper", "all", "columns holding the mass", "columns"),
-    ("value_eigenvalue", "paper", "1", "largest value eigenvalue", "eigenvalue"),
-    ("max_activation", "paper", "first", "mean max |x|, first token", "mean max |x|"),
-    ("max_activation", "paper", "rest", "mean max |x|, the rest", "mean max |x|"),
-    ("token_similarity", "paper", "all", "token similarity (cosine)", "cosine"),
-    ("block_influence", "paper", "all", "block influence", "1 − cos"),
-    ("angular_distance", "paper", "last", "angular distance (of π)", "share of π"),
 )  # fmt: skip
 """Metric, variant, position, title and vertical axis of each curve over layers."""
-_FIRST = 6
-"""Number of curves that the page shows before its details."""
 _READ, _READ_OF_MANY = 60, 24
 """Number of tokens of the text that the page quotes, of one model and of several."""
-_RANKS = {"rank", "mass_columns"}
 _FEW_RANKS = (1, 10, 100, 1000, 10000)
-_LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
+_LOG = {"kurtosis", "residual_peak"}
 _LOG_LABELS = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
 
 
@@ -153,7 +126,7 @@ def _draw_curve(
             scale = alt.Scale(type="log", domain=(min(bands["low"]), max(bands["high"])))
     elif metric.startswith("first_key"):
         scale = alt.Scale(domain=charts.SHARE)
-    elif metric in _RANKS:
+    elif metric == "rank":
         longest = max(diagnosis.length for diagnosis in diagnoses)
         scale = alt.Scale(type="log", domain=(1, longest), clamp=True)
         ticks = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
@@ -171,7 +144,7 @@ def _band(metric: str, num_sequences: int) -> tuple[pl.Expr, pl.Expr]:
     if metric in _LOG:
         # A logarithmic axis has no place for 0: the band goes down one power of ten at most.
         low = low.clip(lower_bound=value / 10)
-    elif metric in _RANKS:
+    elif metric == "rank":
         low = low.clip(lower_bound=1)
     elif metric.startswith("first_key"):
         low, high = low.clip(*charts.SHARE), high.clip(*charts.SHARE)
@@ -257,48 +230,40 @@ def next_steps(
 
 
 def _suggest_cure(diagnosis: ModelDiagnosis, source: str) -> NextStep | None:
-    """Return the step that the diagnosis advises, its command "" if no cure helps; without advice,
-    a step that inherits the model without lazy last layers; None if neither applies.
+    """Return the step that the diagnosis advises, its command "" if no cure helps; None without
+    advice.
     """
-    model, depth, advice = shlex.quote(source), suggested_depth(diagnosis), diagnosis.advice
-    if advice is not None:
-        command = f"wakeful cure {model} {advice.arguments}" if advice.arguments else ""
-        return NextStep(advice.words, command)
-    levels = {finding.title: finding.level for finding in findings(diagnosis)}
-    has_lazy_end = levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers
-    if has_lazy_end and not diagnosis.quantized:
-        return NextStep(f"train a model with the {depth} layers of {diagnosis.name} that work "
-                    "(not tried: training tells what it costs)",
-                    f"wakeful inherit {model} --layers {depth}")  # fmt: skip
-    return None
+    advice = diagnosis.advice
+    if advice is None:
+        return None
+    command = f"wakeful cure {shlex.quote(source)} {advice.arguments}" if advice.arguments else ""
+    return NextStep(advice.words, command)
 
 
 def after_cure(
     source: str,
     folder: str | Path,
     schemes: Sequence[str] = (),
-    advice: Advice | None = None,
     reading: str = "",
+    *,
+    helped: bool = True,
 ) -> list[NextStep]:
     """Return the commands to run after a cure of the model `source` was saved to `folder`.
 
     `schemes` are the quantization schemes the model was cured for; `reading` the options by which
-    the cure read its text. Where the cure did not help, `advice` has the one to run instead.
+    the cure read its text. Where the cure cost loss (not `helped`), a diagnosis finds another.
     """
-    if advice is not None and advice.arguments:
-        return [NextStep(advice.words, f"wakeful cure {shlex.quote(source)} {advice.arguments}")]
+    if not helped:
+        command = f"wakeful diagnose {shlex.quote(source)} {reading}".rstrip()
+        return [NextStep("see which cure costs no loss", command)]
     models = shlex.join([source, str(folder)])
-    evaluate = ["wakeful evaluate", models]
-    quantize = ["wakeful quantize", models]
-    if schemes:
-        quantize.append(shlex.join(["--scheme", *schemes]))
-    if reading:
-        evaluate.append(reading)
-        quantize.append(reading)
+    quantize = shlex.join(["--scheme", *schemes]) if schemes else ""
     return [
-        NextStep("compare it with the original on text", " ".join(evaluate)),
-        NextStep("see what quantization costs each of them", " ".join(quantize)),
-    ]
+        NextStep("compare it with the original on text",
+                 " ".join(filter(None, ["wakeful evaluate", models, reading]))),
+        NextStep("see what quantization costs each of them",
+                 " ".join(filter(None, ["wakeful quantize", models, quantize, reading]))),
+    ]  # fmt: skip
 
 
 def diagnosis_report(
@@ -321,22 +286,6 @@ def diagnosis_report(
     names, many = _names(diagnoses), len(diagnoses) > 1
     commanded = sources if len(sources) == len(diagnoses) else names
     longest = max(model.length for model in diagnoses)
-    curves = layer_charts(diagnoses)
-    maps_of_models = [maps(model, longest) for model in diagnoses]
-    # The first-token mass, and with few models the rank, stand before the details.
-    before_details = (0, 2) if len(diagnoses) < 3 else (0,)
-
-    def maps_to_show(*, in_details: bool) -> SideBySide:
-        """Return the maps of all models that stand in the details, or those before."""
-        shown = [
-            chart
-            for model_maps in maps_of_models
-            for number, chart in enumerate(model_maps)
-            if (number not in before_details) == in_details
-        ]
-        return SideBySide(shown, wide=True)
-
-    legend = Legend(names)
     sections = [
         *([Section("What was done", [Facts(done)], brief=True)] if done else []),
         Section("Verdict", [Findings({model.name: findings(model) for model in diagnoses}, LEVELS)],
@@ -351,14 +300,14 @@ def diagnosis_report(
             Text("Bands are 95% confidence intervals over sequences. Layer −1 is the embedding: it "
                  "is shown, and left out of every mean over layers. Layers that stand out are "
                  "named.", "note"),
-            legend, SideBySide(curves[:_FIRST]),
+            Legend(names), SideBySide(layer_charts(diagnoses)),
         ]),
         Section("The tokens", [*_token_parts(diagnoses)]),
-        Section("Heads", [maps_to_show(in_details=False)]),
-        Section("Details", [
-            Fold("More curves over layers", [legend, SideBySide(curves[_FIRST:])]),
-            Fold("More maps of layers and heads", [maps_to_show(in_details=True)]),
-            *(fold for model in diagnoses for fold in _detail_folds(model)),
+        Section("Heads", [
+            SideBySide([
+                chart for model in diagnoses
+                for chart in maps(model, longest, only_mass=len(names) > 2)
+            ], wide=True),
         ]),
         glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",
                  "residual_peak", "kurtosis"),
@@ -391,10 +340,7 @@ def _comparison_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
 
 
 def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
-    """Yield the beginning of the text, the sinks in it, and pictures of heads' attention.
-
-    The mean attention of all heads stands for a model without attention of single heads.
-    """
+    """Yield the beginning of the text and, for each model, a picture of its heads' attention."""
     many = len(diagnoses) > 1
     num_tokens = _READ_OF_MANY if many else _READ
     texts = ["".join(diagnosis.tokens[:num_tokens]) for diagnosis in diagnoses]
@@ -402,107 +348,23 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
     if all_read_the_same:
         yield Text("The text that all of them read begins:", "explained")
         yield Text(f"{texts[0]}…", "quote")
-    if any(map(_has_attention, diagnoses)):
-        if many:
-            order = (
-                "the heads of the highest rank, then all others, layer by layer, among fewer tokens"
-            )
-        else:
-            order = (
-                "all others, layer by layer, among fewer tokens; the second picture has the heads "
-                "of the highest rank"
-            )
-        yield Text(
-            "One head's attention among the first tokens of the first sequence: rows are queries, "
-            "columns the keys they look at. Choose a head below its picture: the strongest sinks "
-            f"come first, then {order}.",
-            "explained",
-        )
+    yield Text(
+        "One head's attention among the first tokens of the first sequence: rows are queries, "
+        "columns the keys they look at. Choose a head below its picture: the strongest sinks come "
+        "first, then the heads of the highest rank, then all others, layer by layer, among fewer "
+        "tokens.",
+        "explained",
+    )
     groups: list[Part] = []
     for diagnosis, text in zip(diagnoses, texts, strict=True):
         parts: list[Part] = [Text(diagnosis.name, "heading")]
-        if sink_sentence := describe_sink(diagnosis):
-            parts.append(Text(sink_sentence))
         if text and not all_read_the_same:
             parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
-        if not _has_attention(diagnosis):
-            parts.append(Chart(
-                f"Mean attention of all heads and layers of {diagnosis.name}",
-                partial(_mean_attention, diagnosis), explained=explain("mean_attention"),
-            ))  # fmt: skip
-        elif many:
-            draw = partial(attention, diagnosis, "sinks, then widest")
-            parts.append(Chart(f"Attention of a head of {diagnosis.name}", draw))
+        # Without data the picture stays empty, and the page leaves it out.
+        heading = f"Attention of a head of {diagnosis.name}"
+        parts.append(Chart(heading, partial(attention, diagnosis)))
         groups.append(Group(parts))
     yield SideBySide(groups, wide=True)
-    # A single model has room for two pictures, side by side. Without data they stay empty, and the
-    # page leaves them out.
-    if not many:
-        name = diagnoses[0].name
-        yield SideBySide([
-            Chart(f"Attention of a sink head of {name}", partial(attention, diagnoses[0], "sinks")),
-            Chart(f"Attention of a head of high rank of {name}",
-                  partial(attention, diagnoses[0], "widest")),
-        ], wide=True)  # fmt: skip
-
-
-def _has_attention(diagnosis: ModelDiagnosis) -> bool:
-    """Return True if the attention of single heads was kept, to be drawn with tokens."""
-    return diagnosis.attention is not None and not diagnosis.attention.is_empty()
-
-
-def _mean_attention(diagnosis: ModelDiagnosis) -> charts.Drawing | None:
-    return mean_attention([("", diagnosis.rows.filter(metric="mean_attention"))])
-
-
-def _detail_folds(diagnosis: ModelDiagnosis) -> Iterator[Fold]:
-    """Yield folded parts of one model: attention over whole sequences, and outlier channels with
-    hidden states and mean attention.
-    """
-    if not diagnosis.rows.filter(metric="attention_picture").is_empty():
-        yield Fold(f"Attention of {diagnosis.name}'s heads over whole sequences", [
-            Chart(f"Attention of a head over whole sequences of {diagnosis.name}",
-                  partial(pooled_attention, diagnosis),
-                  explained="Rows are queries, columns keys, each a fraction of the sequence: the "
-                  "weights in a bin of keys summed, the mean over queries and sequences. Lower "
-                  "triangles."),
-        ])  # fmt: skip
-    rows = [
-        [str(row["variant"]), f"{row['value']:,.1f}", str(row["layer"]), str(row["position"]),
-         str(row["layers"])]
-        for row in _outlier_channels(diagnosis)
-    ]  # fmt: skip
-    columns = ["channel", "largest |x|", "in layer", "at token",
-               "layers where it is among the top five"]  # fmt: skip
-    parts: list[Part] = [
-        Table(columns, rows, f"Outlier channels of {diagnosis.name}"),
-        Chart(f"Magnitude of hidden states of {diagnosis.name}",
-              lambda: hidden_states([("", diagnosis.rows.filter(metric="hidden_picture"))]),
-              "Hidden-state magnitude, first positions by channel", explain("hidden_magnitude")),
-    ]  # fmt: skip
-    title = "Outlier channels"
-    if _has_attention(diagnosis):  # else the mean attention stands before the details
-        title += " and mean attention"
-        parts.append(Chart(f"Mean attention of all heads and layers of {diagnosis.name}",
-                           partial(_mean_attention, diagnosis),
-                           "Mean attention of all heads and layers, first positions"))  # fmt: skip
-    yield Fold(f"{title} of {diagnosis.name}", parts)
-
-
-def _outlier_channels(diagnosis: ModelDiagnosis) -> list[dict[str, object]]:
-    """Return the eight channels with the largest |x|, largest first: `variant` (the channel),
-    `value`, the `layer` and `position` of that value, and the number of `layers` where the channel
-    is among the largest.
-    """
-    rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
-    peak = pl.col("value", "layer", "position").first()  # after sorting, the largest
-    channels = (
-        rows.sort("value", descending=True)
-        .group_by("variant", maintain_order=True)
-        .agg(peak, layers=pl.len())
-        .sort("value", descending=True)
-    )
-    return channels.head(8).to_dicts()
 
 
 def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:

@@ -93,43 +93,31 @@ def choose_prefix(
     decoder: Decoder,
     windows: Int[Tensor, "B L"],
     *,
-    num_tokens: int = 1,
     bos: Bos = "auto",
     known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
-    """Choose `num_tokens` tokens to store before a model's text, one after the other.
+    """Choose the token to store before a model's text.
 
-    BOS is the first where it takes the sink at no loss: no other token is measured then. `known`
-    are trials on these windows that need not be measured again.
+    It is BOS where that takes the sink at no loss: no other token is measured then. `known` are
+    trials on these windows that need not be measured again.
 
     Raises:
         WakefulError: the model has a stored prefix already.
     """
-    opening, candidates, choice = loaded.start_tokens(bos), list[int](), None
+    opening = loaded.start_tokens(bos)
     if loaded.bos is not None:
         choice = choose_sink_tokens(
             decoder, windows, loaded.start_tokens("on"), opening=opening, known=known
         )
         known = choice.trials
-    bos_takes_sink = (
-        choice is not None
-        and choice.best.tokens  # empty if storing nothing is best
-        and choice.best.share <= free_share(windows.shape[1])
-    )
-    if not bos_takes_sink or num_tokens > 1:
-        candidates = likely_sink_tokens(loaded, decoder, windows)
-    if choice is None or not bos_takes_sink:
-        choice = choose_sink_tokens(
-            decoder, windows, candidates, preferred=loaded.bos, opening=opening, known=known,
-            on_progress=on_progress,
-        )  # fmt: skip
-    for _ in range(num_tokens - 1):  # the first trial is of the model with nothing stored
-        choice = choose_sink_tokens(
-            decoder, windows, candidates, opening=opening, before=choice.token.tokens,
-            known=choice.trials[:1], on_progress=on_progress,
-        )  # fmt: skip
-    return choice
+        # `best` has no tokens if storing nothing is best.
+        if choice.best.tokens and choice.best.share <= free_share(windows.shape[1]):
+            return choice
+    return choose_sink_tokens(
+        decoder, windows, likely_sink_tokens(loaded, decoder, windows), preferred=loaded.bos,
+        opening=opening, known=known, on_progress=on_progress,
+    )  # fmt: skip
 
 
 def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos) -> LossChange:

@@ -16,12 +16,10 @@ from wakeful.diagnosis.measure import (
     ModelDiagnosis,
     diagnose_model,
     metrics_table,
-    token_files,
 )
 from wakeful.diagnosis.options import DiagnoseOptions
 from wakeful.diagnosis.report import diagnosis_report
 from wakeful.diagnosis.verdict import diagnosis_summary
-from wakeful.errors import WakefulError
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, open_evaluation_data
 from wakeful.loading.session import choose_data, count_progress, open_session
@@ -68,10 +66,10 @@ class Diagnosis(MeasuredResult):
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write the rows, the tokens, summary.json and report.html to a new folder; return it."""
+        """Write the rows, summary.json and report.html to a new folder; return it."""
         return self.write_run(
             folder, "diagnose", self.machine, models=list(self.sources),
-            files={"diagnosis.parquet": self.frame, **token_files(self.models)},
+            files={"diagnosis.parquet": self.frame},
         )  # fmt: skip
 
 
@@ -121,9 +119,8 @@ def diagnose(
             f"{same_or_each(lengths)} from its beginning",
             "BOS": run.bos,
             "Arithmetic": f"model in {run.dtype}, metrics in float32 or better",
-            "Rank": f"τ = {options.tau:g}, mean over sequences, then the largest over heads; lazy "
-            f"at or under {options.lazy_rank:g}; exact up to {options.rank_tokens} tokens and "
-            f"{options.rank_seconds:g} s",
+            "Rank": "τ = 0.9, mean over sequences, then the largest over heads; lazy at or under "
+            "2; exact up to 2048 tokens",
             "Entropy": "heads averaged first (the official code's); low is concentrated",
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
@@ -142,17 +139,7 @@ def diagnose(
 def _diagnose_model(
     model: Model, data: EvaluationData, options: DiagnoseOptions, show: Display
 ) -> ModelDiagnosis:
-    """Diagnose one model on the text and add advice, unless options leave it out.
-
-    Raises:
-        WakefulError: a head to picture does not exist, or the text is too short.
-    """
-    num_heads = _num_heads(model)
-    missing = [head for head in options.heads if not 0 <= head < num_heads]
-    if missing:
-        raise WakefulError(
-            f"heads has {missing[0]}, and {model.name} has the heads 0 to {num_heads - 1}"
-        )
+    """Diagnose one model on the text and add advice, unless options leave it out."""
     length = options.length_for(model.context)
     sequences = data.sequences(
         model,
@@ -163,12 +150,6 @@ def _diagnose_model(
     diagnosis = diagnose_model(
         model,
         sequences,
-        tau=options.tau,
-        lazy_rank=options.lazy_rank,
-        rank_tokens=options.rank_tokens,
-        rank_seconds=options.rank_seconds,
-        picture_layers=options.layers,
-        picture_heads=options.heads or range(min(4, num_heads)),
         progress=count_progress(
             show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
         ),
@@ -183,11 +164,3 @@ def _diagnose_model(
         # The suggested command reads the same text.
         advice = replace(advice, arguments=f"{advice.arguments} {options.text_flags}")
     return replace(diagnosis, advice=advice)
-
-
-def _num_heads(model: Model) -> int:
-    """Return the query heads of a layer, by a config of Transformers or ours."""
-    config: Any = model.module.config
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    return getattr(config, "num_attention_heads", 0) or config.num_heads

@@ -42,7 +42,6 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
         "sequences": diagnosis.num_sequences,
         "loss": diagnosis.loss,
         "loss_standard_error": finite_or_none(diagnosis.loss_error),
-        "has_bos": diagnosis.has_bos,
         "quantized": diagnosis.quantized,
         # The first token's, each with row 0, which sees nothing else, and without it.
         **{
@@ -60,7 +59,6 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
         "heads": len(ranks),
         "median_head_rank": ranks["value"].median(),
         "ranks_that_are_bounds": int((ranks["kind"] == "bound").sum()),
-        "suggested_depth": suggested_depth(diagnosis),
         "advice": None if diagnosis.advice is None else dataclasses.asdict(diagnosis.advice),
         **{
             f"{metric}_{position}": mean(metric, position=position)
@@ -75,18 +73,6 @@ def lazy_layers(diagnosis: ModelDiagnosis) -> list[int]:
     return layer_values(diagnosis, "lazy").filter(pl.col("value") > 0)["layer"].to_list()
 
 
-def suggested_depth(diagnosis: ModelDiagnosis) -> int:
-    """Return the number of first layers to inherit, at least 1: up to the last that is not lazy.
-
-    A lazy layer below a working one stays, since the layers above were trained on its output.
-    Without lazy layers at the end this is the whole depth: nothing then speaks for the paper's
-    default of half the layers.
-    """
-    lazy = set(lazy_layers(diagnosis))
-    working = [layer for layer in range(diagnosis.num_layers) if layer not in lazy]
-    return 1 + max(working, default=0)
-
-
 def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     """Return four findings, each with its level: on attention sinks, lazy layers, drained values
     and outliers.
@@ -94,7 +80,8 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     figures, layers = diagnosis_summary(diagnosis), diagnosis.num_layers
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     even = float(exact.even_shares(diagnosis.length)[0])
-    first_excess = (share or 0.0) - even
+    # Over the share that even attention gives.
+    largest_excess = max([(share or 0.0) - even, *(sink.excess for sink in diagnosis.later_sinks)])
     near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
     drain = layer_values(diagnosis, "value_drain", position="first")
     drained = len(drain.filter(pl.col("value") < 0.5))
@@ -111,7 +98,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     return [
         Finding(
             "Attention sinks",
-            sink_level(max([first_excess, *(sink.excess for sink in diagnosis.later_sinks)])),
+            _level(largest_excess, 0.05, 0.3),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
             f"takes {mass:.1%} of all attention, not counting its own{stored}."
             + "".join(f" Later, {sink}." for sink in diagnosis.later_sinks[:_NAMED]),
@@ -122,8 +109,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
             "Lazy layers",
             "bad" if lazy else _level(near / max(1, heads), 0.1, 0.4),
             f"{laziness}; {near} of {heads} heads are near rank 1 and the median head's rank is "
-            f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
-            f"{_describe_depth(figures['suggested_depth'], layers)}"
+            f"{figures['median_head_rank']:.0f} of {diagnosis.length}."
             + (f" {bounds} ranks are bounds." if bounds else ""),
             "About half of Llama-3-8B's heads are near rank 1 (When Attention Collapses, fig. 11).",
         ),
@@ -148,22 +134,8 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     ]
 
 
-def _describe_depth(depth: int, layers: int) -> str:
-    """Return a sentence on the layers after the first `depth`, which can be left out."""
-    if depth == layers:
-        return "No layer at the end can be left out."
-    return f"The last {layers - depth} can be left out: inherit the first {depth}."
-
-
 def _format_finite(value: float | None, style: str) -> str:
     return "not finite" if value is None or math.isinf(value) else format(value, style)
-
-
-def sink_level(share: float) -> Level:
-    """Return the level of an attention sink. `share` is its excess over the share that even
-    attention gives.
-    """
-    return _level(share, 0.05, 0.3)
 
 
 def _level(value: float, good: float, bad: float) -> Level:

@@ -19,7 +19,6 @@ from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.perplexity import check_likelihoods, measure_perplexity
 from wakeful.evaluation.report import evaluation_report, evaluation_summary, method_of
 from wakeful.evaluation.task_set import read_tasks
-from wakeful.inheritance import with_heirs
 from wakeful.loading.load import is_own_gguf, locate_model
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, open_evaluation_data
@@ -89,8 +88,7 @@ def evaluate(
         wakeful.evaluate("smollm2", "heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
 
     Args:
-        models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
-            inheritance stands for its reference, its last heirs and its baselines.
+        models: names, paths, what `wakeful.load` returned, or modules in memory.
         tokenizer: of a module in memory.
         display: shows progress; None is a bar where there is a terminal.
         options: `EvaluateOptions`, whose fields are keyword arguments too.
@@ -103,15 +101,14 @@ def evaluate(
             written.
     """
     options = options_from(EvaluateOptions, kwargs, options)
-    sources = with_heirs(models)
-    with open_session("evaluate", options, sources, tokenizer, display) as run:
+    with open_session("evaluate", options, models, tokenizer, display) as run:
         material, tasks = _read_inputs(options, run.show)
         scores: list[Score] = []
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
         timed: dict[str, str] = {}
-        use_decoder = bool(options.speed) and any(map(_is_ours, sources))
+        use_decoder = bool(options.speed) and any(map(_is_ours, models))
         for model in run.models():
             names[model.name] = model.architecture
             length = options.length_for(model.context)
@@ -133,7 +130,7 @@ def evaluate(
         )  # fmt: skip
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=run.machine,
-            sources=tuple(source_name(source) for source in sources), figures=options.figures,
+            sources=tuple(source_name(source) for source in models), figures=options.figures,
             reading=options.text_flags,
         )  # fmt: skip
         run.keep(result)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from wakeful.inheritance.layers import LayerMap, named_layers
     from wakeful.inheritance.options import InheritOptions
     from wakeful.inheritance.report import inheritance_report
-    from wakeful.inheritance.result import Inheritance, with_heirs
+    from wakeful.inheritance.result import Inheritance
     from wakeful.inheritance.tool import inherit
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "inherit_blocks",
     "inheritance_report",
     "named_layers",
-    "with_heirs",
 ]
 
 __getattr__, __dir__, _ = attach(
@@ -30,7 +29,7 @@ __getattr__, __dir__, _ = attach(
         "layers": ["LayerMap", "named_layers"],
         "options": ["InheritOptions"],
         "report": ["inheritance_report"],
-        "result": ["Inheritance", "with_heirs"],
+        "result": ["Inheritance"],
         "tool": ["inherit"],
     },
 )

@@ -6,7 +6,6 @@ positions, final norm and head always come along.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -14,7 +13,6 @@ from torch import nn
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.inheritance.layers import LayerMap
-from wakeful.inheritance.options import Copy
 from wakeful.layer_ranges import format_layers
 from wakeful.model.attention import Attention
 from wakeful.model.decoder import Decoder, without_matrices
@@ -30,19 +28,10 @@ _ENDS = ("embed", "positions", "embedding", "norm", "head")
 """The parts before and after the blocks."""
 
 
-class Donor(NamedTuple):
-    """Source of a block: the parts `copy` of layer `layer` of `decoder`."""
-
-    decoder: Decoder
-    layer: int
-    copy: Copy = "all"
-
-
 def inherit_blocks(
     reference: Decoder,
     layers: LayerMap,
     *,
-    copy: Copy = "all",
     route: str = "",
     normalizer: str = "",
     seed: int = 0,
@@ -59,8 +48,7 @@ def inherit_blocks(
     """
     layers.check(reference.config.num_layers)
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
-    donors = [Donor(reference, source, copy) for source in layers.sources]
-    return _assemble(config, reference, donors, copy_ends=copy != "blocks", seed=seed)
+    return _assemble(config, reference, layers.sources, seed)
 
 
 def random_like_heir(
@@ -133,68 +121,54 @@ def departures(
 
 @torch.no_grad()
 def _assemble(
-    config: ModelConfig,
-    base: Decoder,
-    donors: Sequence[Donor],
-    *,
-    copy_ends: bool,
-    seed: int,
+    config: ModelConfig, reference: Decoder, sources: Sequence[int], seed: int
 ) -> Decoder:
-    """Return a decoder whose block t has the weights of donor t, and random ones elsewhere.
-
-    With `copy_ends`, embeddings, final norm and head are copied from `base`; otherwise they are
-    random. `seed` is that of the random weights.
-
-    Raises:
-        WakefulError: a donor's `copy` is none of `Copy`.
+    """Return a decoder whose block t has the weights of the reference's block `sources[t]`; what
+    the reference lacks is random, by `seed`.
     """
-    if unknown := {donor.copy for donor in donors}.difference(get_args(Copy)):
-        raise WakefulError(
-            f"copy must be one of {', '.join(get_args(Copy))}, got {unknown.pop()!r}"
-        )
     with without_matrices():  # on the meta device until they are copied, or filled at the end
-        target = Decoder(config).to(base.head.weight.dtype)
+        target = Decoder(config).to(reference.head.weight.dtype)
     initialize(target, seed)
-    for part in _ENDS if copy_ends else ():
+    for part in _ENDS:
         if hasattr(target, part):
-            _copy_part(target, part, getattr(base, part))
-    _start_variants(target, base, [donor.layer for donor in donors])
-    for layer, donor in enumerate(donors):
-        _copy_block(target, layer, donor)
+            _copy_part(target, part, getattr(reference, part))
+    _start_variants(target, reference, sources)
+    for layer, source in enumerate(sources):
+        _copy_block(target, layer, reference, source)
     return fill(target, seed)
 
 
-def _copy_part(target: Decoder, name: str, donor_part: nn.Module) -> None:
-    """Copy the weights of a donor's part into the target's part `name`.
+def _copy_part(target: Decoder, name: str, reference_part: nn.Module) -> None:
+    """Copy the weights of a reference's part into the target's part `name`.
 
-    The target's weights that are on the meta device get memory first, unless the donor's are there
-    too, as in a recipe's check. Weights that the donor still has in its files (`Paged`) are shared,
-    not copied.
+    The target's weights that are on the meta device get memory first, unless the reference's are
+    there too, as in a recipe's check. Weights that the reference still has in its files (`Paged`)
+    are shared, not copied.
     """
-    part, state = target.get_submodule(name), dict(donor_part.state_dict())
+    part, state = target.get_submodule(name), dict(reference_part.state_dict())
     for inner, parameter in list(part.named_parameters()):
-        donor_weight = donor_part.get_parameter(inner)
-        if parameter.is_meta and isinstance(donor_weight, Paged):
-            set_parameter(target, f"{name}.{inner}", donor_weight.detach())
-        elif parameter.is_meta and not donor_weight.is_meta:
+        reference_weight = reference_part.get_parameter(inner)
+        if parameter.is_meta and isinstance(reference_weight, Paged):
+            set_parameter(target, f"{name}.{inner}", reference_weight.detach())
+        elif parameter.is_meta and not reference_weight.is_meta:
             set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
     shared = [inner for inner, weight in part.named_parameters() if isinstance(weight, Paged)]
     to_copy = {inner: tensor for inner, tensor in state.items() if inner not in shared}
     part.load_state_dict(to_copy, strict=not shared)  # shared weights are missing from `to_copy`
 
 
-def _start_variants(target: Decoder, base: Decoder, sources: Sequence[int]) -> None:
-    """Start route and depth mix where they change nothing, or, if the base has the same ones, as
-    its layers `sources` have them; start normalizers where they change nothing.
+def _start_variants(target: Decoder, reference: Decoder, sources: Sequence[int]) -> None:
+    """Start route and depth mix where they change nothing, or, if the reference has the same ones,
+    as its layers `sources` have them; start normalizers where they change nothing.
 
     Some have no such point; `departures` says so.
     """
     target.route.start_plain()
     target.depth.start_plain()
-    if target.config.route == base.config.route:
-        target.route.take_over(base.route, sources)
-    if target.config.depth == base.config.depth:
-        target.depth.take_over(base.depth, sources)
+    if target.config.route == reference.config.route:
+        target.route.take_over(reference.route, sources)
+    if target.config.depth == reference.config.depth:
+        target.depth.take_over(reference.depth, sources)
     for normalizer in _normalizers(target):
         normalizer.start_plain()
 
@@ -203,67 +177,60 @@ def _normalizers(part: nn.Module) -> list[Normalizer]:
     return [module for module in part.modules() if isinstance(module, Normalizer)]
 
 
-def _copy_block(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy the parts of a block that `donor.copy` names: attention and feed-forward network, each
-    with its norms or, for "without_norms", both without.
-    """
-    copy = donor.copy
+def _copy_block(target: Decoder, layer: int, reference: Decoder, source: int) -> None:
+    """Copy block `source` of the reference to block `layer` of the target."""
     for name, part in target.blocks[layer].named_children():
-        half = name.partition("_")[0]  # "mlp" of "mlp" and of the norm "mlp_norm"
-        is_norm = name != half
-        if copy not in ("all", "blocks", half) and (copy != "without_norms" or is_norm):
-            continue
         if isinstance(part, Attention):
-            _copy_attention(target, layer, donor)
-            _keep_logits(target, layer, donor)
+            _copy_attention(target, layer, reference, source)
+            _keep_logits(target, layer, source)
         else:
-            donor_part = donor.decoder.blocks[donor.layer].get_submodule(name)
-            _copy_part(target, f"blocks.{layer}.{name}", donor_part)
-            if isinstance(part, Norm) and isinstance(donor_part, Norm):
-                part.take_over(donor_part)
+            reference_part = reference.blocks[source].get_submodule(name)
+            _copy_part(target, f"blocks.{layer}.{name}", reference_part)
+            if isinstance(part, Norm) and isinstance(reference_part, Norm):
+                part.take_over(reference_part)
 
 
-def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy one layer's attention. A projection that the donor's layer borrows from another layer is
+def _copy_attention(target: Decoder, layer: int, reference: Decoder, source: int) -> None:
+    """Copy one layer's attention. A projection that the reference's layer borrows from another is
     copied from that one, and so are the keys and values of a stored prefix.
     """
     path = f"blocks.{layer}.attention"
     attention = target.get_submodule(path)
     for kind in _PROJECTIONS:
-        owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
-        donor_attention = donor.decoder.blocks[owner].get_submodule("attention")
+        owner = getattr(reference.plan.sources[source], kind)
+        owner_attention = reference.blocks[owner].get_submodule("attention")
         if target.plan.owns(kind, layer):
-            _copy_part(target, f"{path}.{kind}", donor_attention.get_submodule(kind))
+            _copy_part(target, f"{path}.{kind}", owner_attention.get_submodule(kind))
             if target.config.stored_prefix and kind in _STORED:
                 name = f"stored.{_STORED[kind]}"
-                attention.get_parameter(name).copy_(donor_attention.get_parameter(name))
-    donor_attention = donor.decoder.blocks[donor.layer].get_submodule("attention")
-    _copy_part(target, f"{path}.out", donor_attention.get_submodule("out"))
-    if target.config.normalizer == donor.decoder.config.normalizer:
-        for normalizer, donor_normalizer in zip(
-            _normalizers(attention), _normalizers(donor_attention), strict=True
+                attention.get_parameter(name).copy_(owner_attention.get_parameter(name))
+    reference_attention = reference.blocks[source].get_submodule("attention")
+    _copy_part(target, f"{path}.out", reference_attention.get_submodule("out"))
+    if target.config.normalizer == reference.config.normalizer:
+        for normalizer, reference_normalizer in zip(
+            _normalizers(attention), _normalizers(reference_attention), strict=True
         ):
-            normalizer.load_state_dict(donor_normalizer.state_dict())
+            normalizer.load_state_dict(reference_normalizer.state_dict())
 
 
-def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
-    """Rescale a layer's queries so that its attention logits stay the same although the model
-    divides them by (layer number + 1), which has changed.
+def _keep_logits(target: Decoder, layer: int, source: int) -> None:
+    """Rescale a layer's queries, copied from layer `source` of the reference, so that its attention
+    logits stay the same although the model divides them by (layer number + 1), which has changed.
 
     Raises:
         WakefulError: other layers use these queries too.
     """
-    if not target.config.scale_logits_by_layer or donor.layer == layer:
+    if not target.config.scale_logits_by_layer or source == layer:
         return
     read_kinds = {read.kind for reads in target.plan.reads for read in reads}
     mixes_queries = any("query" in route.mixes for routes in target.plan.routes for route in routes)
     if "query" in read_kinds or mixes_queries or not target.plan.owns("query", layer):
         raise WakefulError(
-            f"layer {donor.layer} cannot become layer {layer}: model.scale_logits_by_layer divides "
+            f"layer {source} cannot become layer {layer}: model.scale_logits_by_layer divides "
             f"its logits by another number there, and the route {target.config.route} shares "
             "queries, so that rescaling them would change other layers"
         )
     query = target.blocks[layer].get_submodule("attention.query")
     # A query is proportional to its norm's scale, or else to all of its parameters.
     for tensor in list(query.get_submodule("norm").parameters()) or query.parameters():
-        tensor.mul_((layer + 1) / (donor.layer + 1))
+        tensor.mul_((layer + 1) / (source + 1))

@@ -9,7 +9,7 @@ after it, and y the reference's stream after the last layer that is left out,
 | output | T = argmin Σ w ‖T m + r − y‖² + λ ‖T‖² (ReplaceMe, 2505.02819, eq. 5) | T W_down |
 | down | W = argmin Σ w ‖W h + r − y‖² + λ ‖W‖² | W |
 
-over tokens of text, w = 1 or 1 / ‖y‖². The architecture stays. A bias of `down` is solved for too,
+over tokens of text, w = 1 / ‖y‖². The architecture stays. A bias of `down` is solved for too,
 without a penalty. λ is `ridge` times the mean of w m², or of w h².
 
 **Where a norm N(v) = γ ⊙ v / ρ(v) + β stands between the network and the stream** (`peri`,
@@ -20,7 +20,7 @@ new matrix gives, on y − r − β: one number a channel, or one for all where 
 **The first token** of a sequence parks attention and is unlike all others: its stream is hundreds
 of times as long, in few channels, from early layers on. Counted as any other it would decide the
 solution; left out, it comes out with any direction where it grows long inside the gap, and the
-sink of later layers is lost. `apart` solves on the others. Where that leaves the mean first token
+sink of later layers is lost. So the others are solved on. Where that leaves the mean first token
 more than 30° from the reference's y₁, a constraint makes it y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean
 of the layer's output without a bridge: in the reference's direction, at a length between the
 heir's and the reference's. Norms do not see the length, and the whole of it would cost the other
@@ -117,7 +117,7 @@ def bridge(
         reference: is not changed.
         layers: the layers that the heir keeps.
         tokens: sequences to solve on.
-        options: map, ridge, weights and first tokens; by default `BridgeConfig()`.
+        options: map and ridge; by default `BridgeConfig()`.
         documents: each token's document number, if tokens attend within their document alone; each
             document then has a first token.
         autocast: context that both models run in.
@@ -182,22 +182,18 @@ def solve_bridge(
             mlp_output = f[..., :size] if on_output else f @ old.to(f)
             f = f / _divisor(norm, mlp_output)
         first_tokens.add(*(part[firsts] for part in (f, out, y, rest)))
-        counted = _counted_tokens(firsts, options)
-        f, out, y, rest = (part[counted] for part in (f, out, y, rest))
-        weights, lengths = stream_weights(y, options), y.square().sum(1)
-        target_square += float((weights * lengths).sum())
+        f, out, y, rest = (part[~firsts] for part in (f, out, y, rest))
+        weights = stream_weights(y)
+        target_square += float((weights * y.square().sum(1)).sum())
         plain_error += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
-    solution = _solve_equations(equations, size, options, first_tokens, scale)
+    solution = _solve_equations(equations, size, options.ridge, first_tokens, scale)
     new = solution[:size].T
     # A map on the output T follows W_down, and is multiplied into it.
     replace_parameter(down, "weight", new @ weight.double() if on_output else new)
     if bias is not None:
         replace_parameter(down, "bias", solution[size] + (new @ bias.double() if on_output else 0))
-    if norm is None:
-        error = equations.error(solution)
-    else:
-        error = _rescale_norm(norm, heir, reference, options)
+    error = equations.error(solution) if norm is None else _rescale_norm(norm, heir, reference)
     return BridgeGap(
         gap.after, gap.first, gap.last, plain=plain_error / target_square,
         error=error / target_square,
@@ -220,9 +216,7 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
     return (centered.square().mean(-1, keepdim=True) + norm.spec.eps).sqrt()
 
 
-def _rescale_norm(
-    norm: Norm, heir: TextStream, reference: TextStream, options: BridgeConfig
-) -> float:
+def _rescale_norm(norm: Norm, heir: TextStream, reference: TextStream) -> float:
     """Scale a norm's weight by least squares for the new matrix's outputs, one factor a channel or
     one for all; return the error Σ w ‖x − y‖² that is left.
 
@@ -234,12 +228,11 @@ def _rescale_norm(
     for (_, added, block_output), state, firsts in zip(
         heir.activations(), reference.states(), heir.firsts, strict=True
     ):
-        counted = _counted_tokens(firsts, options)
         n, out, y = (
-            widened(part)[counted] for part in (added, block_output, state.to(added.device))
+            widened(part)[~firsts] for part in (added, block_output, state.to(added.device))
         )
         z, n = (y - (out - n) - shift).double(), (n - shift).double()
-        weights = stream_weights(y, options).double().unsqueeze(1)
+        weights = stream_weights(y).double().unsqueeze(1)
         nn_sum = nn_sum.to(z.device) + (weights * n * n).sum(0)
         nz_sum = nz_sum.to(z.device) + (weights * n * z).sum(0)
         zz_sum = zz_sum.to(z.device) + (weights * z * z).sum(0)
@@ -250,11 +243,6 @@ def _rescale_norm(
     factor = nz_sum / nn_sum
     replace_parameter(norm, "weight", norm.get_parameter("weight").double() * factor)
     return float((zz_sum - 2 * factor * nz_sum + factor * factor * nn_sum).sum())
-
-
-def _counted_tokens(firsts: Tensor, options: BridgeConfig) -> Tensor:
-    """Return a mask of the tokens that are solved on: all, or all but the `firsts`."""
-    return torch.ones_like(firsts) if options.first == "in" else ~firsts
 
 
 class _Mean:
@@ -278,18 +266,16 @@ class _Mean:
 
 
 def _solve_equations(
-    equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
+    equations: Equations, size: int, ridge: float, first: _Mean, scale: Tensor | float
 ) -> Tensor:
     """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖², λ on the first `size` features.
 
-    With `options.first` "apart", S f₁ = z₁ is a constraint if the mean first token (`first`) would
-    otherwise change its direction; z₁ is given in the module's docstring. `scale` is γ of the norm
+    S f₁ = z₁ is a constraint if the mean first token (`first`) would otherwise change its
+    direction; z₁ is given in the module's docstring. `scale` is γ of the norm
     behind the MLP, 1 without one.
     """
-    factor = equations.factored(options.ridge, size)
+    factor = equations.factored(ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)
-    if options.first != "apart":
-        return solution
     f, x, y, rest = first.means
     if torch.cosine_similarity(rest + scale * (f @ solution), y, dim=0) < _MIN_COSINE:
         target = (y * (x.norm() / y.norm()).sqrt() - rest) / scale

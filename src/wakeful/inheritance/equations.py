@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
 
 
@@ -67,7 +66,6 @@ def whole_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(allowed)
 
 
-def stream_weights(stream: Float[Tensor, "N D"], options: BridgeConfig) -> Float[Tensor, "N"]:
-    """Return w of each token: 1 / ‖y‖², y its stream in the reference, or 1 (`weigh`)."""
-    lengths = stream.square().sum(1)
-    return 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
+def stream_weights(stream: Float[Tensor, "N D"]) -> Float[Tensor, "N"]:
+    """Return w = 1 / ‖y‖² of each token, y its stream in the reference."""
+    return 1 / stream.square().sum(1)

@@ -2,8 +2,8 @@
 
 N layers in the reference, n in the target, both counted from 0 as in code. By `angle` all layers
 stay but the runs over which the last token's state turns least: arccos cos(x_l, x_{l+m}) / π over a
-run of m layers from l (Gromov et al. 2024). Layers keep their order. With `pinned` = p the first p
-layers stay whatever their angles say, and so does the last, which turns a state into a prediction.
+run of m layers from l (Gromov et al. 2024). Layers keep their order. The first layer stays whatever
+the angles say, and so does the last, which turns a state into a prediction.
 """
 
 import itertools
@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.layer_ranges import format_layers
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.probes.base import SCHEMA, Frame, HiddenEvent, Probe
@@ -54,9 +53,6 @@ class LayerMap:
     def ascends(self) -> bool:
         """True where no layer goes back or repeats."""
         return all(earlier < later for earlier, later in itertools.pairwise(self.sources))
-
-    def __str__(self) -> str:
-        return f"{self.rule} ({format_layers(self.sources)})"
 
 
 def first(num_layers: int, *, of: int) -> LayerMap:
@@ -127,25 +123,30 @@ def diagnose_layers(
     return angles.matrix().tolist()
 
 
-def growth_order(
-    angles: Sequence[Sequence[float]], num_layers: int, *, pinned: int = 1, gaps: int = 1
-) -> list[int]:
+def growth_order(angles: Sequence[Sequence[float]], num_layers: int) -> list[int]:
     """Return all layers in the order in which targets of growing depth take them, by angle.
 
-    A target of `num_layers` layers has the first `num_layers` of the list; growth adds the next.
-    `angles` is the matrix of `diagnose_layers`, `pinned` the number of first layers that are always
-    kept, `gaps` the number of runs of neighbors that may be dropped.
+    A target of `num_layers` layers has the first `num_layers` of the list: all but the run of
+    neighbors over which the stream turns least (Gromov et al. 2024), the earlier of equal ones.
+    Growth adds the next: the run's first or last layer, whichever leaves the lower angle over the
+    rest. `angles` is the matrix of `diagnose_layers`.
     """
     total = len(angles) - 1
-    if not 0 < num_layers <= total:
-        raise WakefulError(f"layers = {num_layers}: must be between 1 and the reference's {total}")
-    if not 0 <= pinned <= num_layers:
-        raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
-    # The last layer is kept, too, unless the pinned ones are all that may be kept.
-    stop = total if num_layers <= pinned else total - 1
-    droppable = range(pinned, stop)
-    runs = _least_angle_runs(angles, droppable, total - num_layers, gaps)
-    return _order_by_runs(angles, runs)
+    _check_depth(num_layers, total)
+    dropped = total - num_layers
+    # The first layer is kept and, unless it is all that may be kept, the last.
+    last_start = total - dropped - (num_layers > 1)
+    start = min(range(1, last_start + 1), key=lambda first: angles[first][first + dropped])
+    stop = start + dropped
+    order = [*range(start), *range(stop, total)]
+    while start < stop:
+        if angles[start + 1][stop] <= angles[start][stop - 1]:
+            order.append(start)
+            start += 1
+        else:
+            stop -= 1
+            order.append(stop)
+    return order
 
 
 def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
@@ -153,64 +154,3 @@ def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
     if num_layers > len(order):
         raise WakefulError(f"layers = {num_layers} is more than the reference's {len(order)}")
     return LayerMap(tuple(sorted(order[:num_layers])), rule)
-
-
-def _order_by_runs(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> list[int]:
-    """Return all layers: the kept ones, then those of the dropped runs in the order in which they
-    grow back.
-
-    A run (start, stop) grows back from its ends: next comes the first or last layer of a run whose
-    return lowers the angle over the run most.
-    """
-    total = len(angles) - 1
-    dropped = {layer for start, stop in runs for layer in range(start, stop)}
-    order = [layer for layer in range(total) if layer not in dropped]
-
-    def angle_change(start: int, stop: int, rest: range) -> float:
-        return (angles[rest.start][rest.stop] if rest else 0.0) - angles[start][stop]
-
-    while runs:
-        # Each run, and what is left of it without its first or its last layer.
-        candidates = [
-            (start, stop, rest)
-            for start, stop in runs
-            for rest in (range(start + 1, stop), range(start, stop - 1))
-        ]
-        start, stop, rest = min(candidates, key=lambda candidate: angle_change(*candidate))
-        order.append(stop - 1 if rest.stop < stop else start)
-        runs = [run for run in runs if run != (start, stop)]
-        if rest:
-            runs.append((rest.start, rest.stop))
-    return order
-
-
-def _least_angle_runs(
-    angles: Sequence[Sequence[float]], layers: range, dropped: int, gaps: int
-) -> list[tuple[int, int]]:
-    """Return at most `gaps` runs (start, stop) of `dropped` of the `layers` in total, with the
-    least sum of angles.
-
-    The angle of a run is how far the stream turns over it (Gromov et al. 2024). At least one layer
-    stays between two runs. Of equal sums the earlier run is taken.
-    """
-    # Dynamic programming over where the last run stops. best[num_dropped, num_runs] is the least
-    # sum of angles so far, with its runs; best_before[s] is what it was when `stop` reached s, of
-    # runs that stop before s, so that a run that starts at s does not touch them.
-    best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
-    best_before = {}
-    for stop in range(layers.start, layers.stop + 1):
-        best_before[stop] = dict(best)
-        for start in range(layers.start, stop):
-            for (num_dropped, num_runs), (angle, runs) in best_before[start].items():
-                key = (num_dropped + stop - start, num_runs + 1)
-                new_angle = angle + angles[start][stop]
-                if key[0] > dropped or key[1] > gaps:
-                    continue
-                if key not in best or new_angle < best[key][0]:
-                    best[key] = new_angle, [*runs, (start, stop)]
-    reached = [best[dropped, num] for num in range(gaps + 1) if (dropped, num) in best]
-    if not reached:
-        raise WakefulError(
-            f"{dropped} of the layers {format_layers(layers)} cannot be left out in {gaps} runs"
-        )
-    return min(reached, key=lambda candidate: candidate[0])[1]

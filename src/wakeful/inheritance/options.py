@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from wakeful.config.options import How, HowMuch, Overrides, What, Where
+from wakeful.config.options import How, Overrides, What, Where
 from wakeful.config.reading import Bos, FigureOptions
 from wakeful.config.rules import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, TrainConfig
@@ -12,10 +12,6 @@ from wakeful.config.tables import merge_tables, nest_value, to_table
 from wakeful.errors import WakefulError
 
 Choose = Literal["angle", "first"]
-Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
-"""The inherited parts: everything; of the blocks the attention or the feed-forward network, each
-with the norm before it, or both without their norms (table 2); the blocks alone, without
-embeddings, positions, final norm and head; or those alone. The rest starts at random."""
 Until = Literal["parity", "budget"]
 RecipeName = Literal["wakeful", "inheritune"]
 RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -103,15 +99,8 @@ class InheritOptions(FigureOptions):
     choose: How[Choose] = "angle"
     """Rule for the layers: all but the neighbors over which the stream turns least (angle), or the
     first, as the paper has them."""
-    gaps: int = 1
-    """Runs of neighbors that angle may drop."""
     blocks: tuple[int, ...] = ()
     """The layers themselves, counted from 0, instead of layers, keep and choose."""
-    pinned: int = 1
-    """First layers that stay whatever their figures."""
-    copy: Copy = "all"
-    """Inherited parts; the rest starts at random. The paper's text copies all; its code leaves
-    positions and final norm at random."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
     bos: Bos = "auto"
@@ -130,18 +119,10 @@ class InheritOptions(FigureOptions):
     baseline: What[tuple[BaselineName, ...]] = ()
     """Models to train beside the heir for as many steps on the text: its shape from random weights,
     or the whole reference."""
-    seeds: HowMuch[tuple[int, ...]] = ()
-    """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
     recipe: How[RecipeName] = "wakeful"
     """Defaults: our own, or a paper's. inheritune copies the first layers, trains on the text, and
     adds two layers of the reference per round until its loss is reached. Other options overrule
     these."""
-    warmup: float = 0.05
-    """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
-    diagnose_length: int = 0
-    """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
-    diagnose_sequences: int = 4
-    """Sequences of that diagnosis, from all over the training text."""
     data: Annotated[DataConfig, Overrides(("tokenizer", "vocab_size", "max_bytes"))] = field(
         default_factory=lambda: DataConfig(validation_fraction=0.005)
     )
@@ -158,25 +139,20 @@ class InheritOptions(FigureOptions):
     short_names: ClassVar[Mapping[str, str]] = SHORT_NAMES
     expand = staticmethod(expand_table)
     RULES = (
-        AtLeast("layers grow rounds pinned train.length train.eval_every train.checkpoint_every "
+        AtLeast("layers grow rounds train.length train.eval_every train.checkpoint_every "
                 "bridge.ridge", 0),
-        AtLeast("train.steps gaps bridge.tokens diagnose_sequences", 1),
-        Within("keep warmup", "[0, 1]"),
+        AtLeast("train.steps bridge.tokens", 1),
+        Within("keep", "[0, 1]"),
         Excludes("layers", "keep blocks", "both say which layers"),
         Excludes("keep", "blocks", "both say which layers"),
-        Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
-        Excludes("pinned", "blocks choose=first", "that says which layers stay"),
-        Needs("gaps", "choose=angle", "it decides what is left out"),
-        Needs("copy", "bridge.map=none",
-              "parts of every block start at random, and a bridge is solved on what they compute"),
-        Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
+        Excludes("blocks", "choose", "the layers are named, and nothing is left to choose"),
+        Excludes("bridge.map=none", "bridge.tokens bridge.ridge",
                  "there is no bridge"),
         Needs("rounds until", "grow", "it is for growing"),
-        Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow seeds",
+        Excludes("heal.by=none", "train.steps optimizer.lr optimizer.name baseline grow",
                  "nothing is trained"),
         Excludes("heal.by", "heal.alpha heal.temperature",
                  "the reference's predictions are not learned from"),
-        Excludes("seeds", "train.seed", "both name the seed"),
         Excludes("bos=off", "data.bos", "they contradict each other"),
         Forbids("data.first_batch", why="it follows from what an heir was trained for before"),
         Forbids("data.tokenizer data.vocab_size", why="an heir has its reference's tokenizer"),
@@ -186,13 +162,3 @@ class InheritOptions(FigureOptions):
         Forbids("train.distill.alpha train.distill.temperature train.distill.over",
                 why="an heir learns as --heal says"),
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        """Raise `WakefulError` if options break a rule, or if seeds repeat or are negative."""
-        super().__post_init__()
-        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
-            raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
-        if self.diagnose_length < 0 or self.diagnose_length == 1:
-            raise WakefulError(
-                f"diagnose_length must be 0 or at least 2, got {self.diagnose_length}"
-            )

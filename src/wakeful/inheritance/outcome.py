@@ -1,28 +1,20 @@
 """The outcome of a recipe: losses, size and speed side by side, as summary.json has them."""
 
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite_or_none, mean_and_error, mean_paired_difference, weighted_mean
+from wakeful.estimates import finite_or_none, mean_paired_difference, weighted_mean
 from wakeful.inheritance.recipe import Recipe
 from wakeful.inheritance.stages import FinishedStage, FinishedStages
-from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate_tokens
-from wakeful.probes.running import held_bytes
 from wakeful.runs.records import BridgeGap, DataFacts, StepRow, ValidationRow, logged_rows
 from wakeful.runs.run import Environment, Run, read_windows
 
 REFERENCE = "exported-reference"
 """The folder that a reference in memory is exported to; `reference` is a baseline's."""
-_ROUNDS = 3
-"""Rounds of generation whose median is the speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +41,6 @@ class PartLoss:
     """Number of windows behind the errors; 0 where an earlier version wrote it."""
 
 
-@dataclass(frozen=True)
-class BehindCount:
-    """Evaluations of an arm at which its loss is higher than the heir's at the same step."""
-
-    evaluations: int
-    behind: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """A line of the comparison: an heir or a baseline."""
@@ -76,6 +60,7 @@ class Arm:
     all_tokens: int
     all_seconds: float
     parameters: int
+    cache_bytes_per_token: int | float
     loss: float
     standard_error: float | None
     start_loss: float
@@ -84,25 +69,9 @@ class Arm:
     minus_reference: float
     minus_reference_error: float | None
     parity: bool
-    behind: BehindCount | None = None
-    """None of the last heir."""
     curve: tuple[Point, ...]
     parts: tuple[PartLoss, ...] = ()
     """Of a text that is a mixture."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverSeeds:
-    """An arm over several seeds; errors are standard errors over them, differences paired."""
-
-    arm: str
-    losses: tuple[float, ...]
-    """At the end, in the order of the recipe's seeds."""
-    loss: float
-    standard_error: float
-    minus_heir: float
-    minus_heir_error: float
-    minus_reference: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +81,8 @@ class Reference:
     name: str
     source: str = ""
     layers: int
+    parameters: int
+    cache_bytes_per_token: int | float
     loss: float
     standard_error: float | None = None
     tokens: int | None
@@ -123,46 +94,6 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerChoice:
-    """Rule by which the first heir's layers were chosen."""
-
-    rule: str
-    layers: tuple[int, ...]
-    order: tuple[int, ...] = ()
-    figures: dict[str, tuple[float, ...]]
-    """Figures of all layers that the choice was made by."""
-    pinned: int = 0
-    gaps: int = 1
-    bridges: tuple[BridgeGap, ...] = ()
-    """Over the layers that the last heir drops."""
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Size and speed of one model."""
-
-    parameters: int
-    weight_bytes: int
-    """Bytes of the live parameters, a tied one once."""
-    cache_bytes_per_token: int
-    cache_bytes: int
-    """Bytes of a live cache of `context` tokens."""
-    context: int
-    tokens_per_second: float
-    """Greedy generation after a short prompt, one sequence: the median of the rounds."""
-    speeds: tuple[float, ...]
-    """Of each round, in which the models generate by turns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The savings of a smaller model."""
-
-    reference: Footprint
-    heir: Footprint
-
-
-@dataclass(frozen=True, kw_only=True)
 class InheritanceSummary:
     """summary.json of an inheritance."""
 
@@ -170,15 +101,13 @@ class InheritanceSummary:
     final: str
     """The arm of the last heir."""
     arms: tuple[Arm, ...]
-    choice: LayerChoice
     recipe: Recipe
+    bridges: tuple[BridgeGap, ...] = ()
+    """Over the layers that the last heir drops."""
     departures: tuple[str, ...] = field(default=())
     """Reasons why the heir computes otherwise than the inherited blocks, before any training."""
-    sizes: Sizes
     data: DataFacts
     """The text that everything was trained and measured on."""
-    over_seeds: tuple[OverSeeds, ...] = ()
-    """Seeds where there are several; everything else is of the first."""
 
     def __post_init__(self) -> None:
         if self.final not in {arm.arm for arm in self.arms}:
@@ -231,7 +160,6 @@ def compare_arms(
     `reference_loss` has reached parity.
     """
     last = outcome.rounds[-1]
-    heirs_curve = loss_curve(dict(group_by_arm(outcome))[last.stage.arm])
     lines = []
     for arm, stages in group_by_arm(outcome):
         final, points = stages[-1], loss_curve(stages)
@@ -259,6 +187,7 @@ def compare_arms(
                 all_tokens=sum(finished.summary.tokens for finished in all_stages),
                 all_seconds=sum(finished.summary.seconds for finished in all_stages),
                 parameters=final.summary.parameters.total,
+                cache_bytes_per_token=final.summary.kv_cache_bytes_per_token,
                 loss=validation.loss,
                 standard_error=validation.standard_error,
                 start_loss=points[0].loss,
@@ -267,62 +196,11 @@ def compare_arms(
                 minus_reference=to_reference,
                 minus_reference_error=to_reference_error,
                 parity=validation.loss <= reference_loss,
-                behind=_count_behind(points, heirs_curve) if final is not last else None,
                 curve=points,
                 parts=losses_by_part(windows, reference),
             )
         )
     return tuple(lines)
-
-
-def compare_over_seeds(
-    outcomes: Sequence[FinishedStages], reference_loss: float
-) -> tuple[OverSeeds, ...]:
-    """Return the mean loss over seeds of each arm that all seeds have, with its gaps to the
-    reference and to the heir of the last round that all have; () for one seed.
-
-    Seeds that reach parity at different depths make baselines of different depths under one name:
-    an arm counts as shared where its depth and its steps are the same in all.
-    """
-    if len(outcomes) < 2:
-        return ()
-    losses_by_seed = [
-        {_comparison_key(arm, stages[-1]): stages[-1].loss for arm, stages in group_by_arm(outcome)}
-        for outcome in outcomes
-    ]
-    shared = [key for key in losses_by_seed[0] if all(key in losses for losses in losses_by_seed)]
-    heirs = {_comparison_key(finished.stage.arm, finished) for finished in outcomes[0].rounds}
-    shared_heirs = [key for key in shared if key in heirs]
-    if not shared_heirs:
-        return ()
-    heir = shared_heirs[-1]
-    lines = []
-    for key in shared:
-        losses = tuple(losses_of_seed[key] for losses_of_seed in losses_by_seed)
-        loss, error = mean_and_error(np.array(losses))
-        gaps = [losses_of_seed[key] - losses_of_seed[heir] for losses_of_seed in losses_by_seed]
-        gap, gap_error = mean_and_error(np.array(gaps))
-        lines.append(
-            OverSeeds(
-                arm=key[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,
-                minus_heir_error=gap_error, minus_reference=loss - reference_loss,
-            )
-        )  # fmt: skip
-    return tuple(lines)
-
-
-def _comparison_key(arm: str, final: FinishedStage) -> tuple[str, int, int]:
-    """Return the key that makes two seeds' models one kind: arm, depth and steps."""
-    return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
-
-
-def _count_behind(points: Sequence[Point], heir: Sequence[Point]) -> BehindCount:
-    """Count the steps after the start at which both an arm (`points`) and the heir were evaluated,
-    and those among them at which the arm's loss is higher.
-    """
-    heir_losses = {point.step: point.loss for point in heir if point.step > 0}
-    shared = [point for point in points if point.step in heir_losses]
-    return BehindCount(len(shared), sum(point.loss > heir_losses[point.step] for point in shared))
 
 
 def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[float, float | None]:
@@ -356,43 +234,6 @@ def losses_by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[Part
 
 def _read_windows(finished: FinishedStage) -> pl.DataFrame:
     return read_windows(finished.run.path / "validation.parquet")
-
-
-def footprints(
-    decoders: Mapping[str, Decoder], prompt: Sequence[int], *, num_tokens: int, context: int
-) -> dict[str, Footprint]:
-    """Return each model's footprint: the cache of `context` tokens, and the speed of writing
-    `num_tokens` after a prompt. Models generate by turns, so that a busy machine slows all alike.
-    """
-    speeds: dict[str, list[float]] = {name: [] for name in decoders}
-    for decoder in decoders.values():  # a first, short generation, which is not timed
-        decoder.eval()
-        list(generate_tokens(decoder, list(prompt), num_tokens=min(2, num_tokens), temperature=0.0))
-    for _ in range(_ROUNDS):
-        for name, decoder in decoders.items():
-            start_time = time.perf_counter()
-            text = list(
-                generate_tokens(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0)
-            )
-            speeds[name].append(len(text) / (time.perf_counter() - start_time))
-    return {
-        name: _measure_footprint(decoder, context, speeds[name])
-        for name, decoder in decoders.items()
-    }
-
-
-def _measure_footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footprint:
-    """Return a decoder's parameters and bytes, and the median of its measured `speeds`."""
-    context = min(context, decoder.config.context)
-    return Footprint(
-        parameters=decoder.num_parameters()["total"],
-        weight_bytes=held_bytes(decoder.parameters()),
-        cache_bytes_per_token=decoder.cache_bytes_per_token,
-        cache_bytes=decoder.new_cache(1, context).num_bytes,
-        context=context,
-        tokens_per_second=statistics.median(speeds),
-        speeds=tuple(speeds),
-    )
 
 
 def read_inheritance(path: str | Path) -> tuple[InheritanceSummary, Environment]:

@@ -4,6 +4,7 @@ from functools import partial
 
 import polars as pl
 
+from wakeful.config.reading import LENGTH
 from wakeful.config.schema import Config
 from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
@@ -19,6 +20,9 @@ from wakeful.inheritance.solving import spread_windows
 from wakeful.loading.model import Model
 from wakeful.terminal.display import Display
 from wakeful.training import autocast, window_losses
+
+CHOOSING_SEQUENCES = 4
+"""Sequences, from all over the training text, that layers are chosen by."""
 
 
 def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Data:
@@ -63,32 +67,17 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
 
 
 def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> None:
-    """Check that the tokenizer that a text was prepared with is the reference's.
-
-    Raises:
-        WakefulError: it has other tokens, begins texts with another token, or has no chat template
-            where the reference has one.
+    """Raise `WakefulError` unless a text was prepared with the reference's tokenizer, or one of the
+    same tokens and start of a text, with a chat template if the reference has one.
     """
     expected = reference.wakeful_tokenizer
-    if not tokenizer.same_tokens(expected):
+    lost_template = expected.chat_template and not tokenizer.chat_template
+    other_start = tokenizer.start_token != expected.start_token
+    if lost_template or other_start or not tokenizer.same_tokens(expected):
         raise WakefulError(
-            f"the tokenizer does not match: {source} was prepared with one of "
-            f"{tokenizer.vocab_size} tokens that is not {reference.name}'s, of "
-            f"{expected.vocab_size}; prepare it with the reference's tokenizer (--tokenizer), or "
-            "give the text itself"
-        )
-    difference = ""
-    if tokenizer.start_token != expected.start_token:
-        difference = (
-            f"begins texts with token {expected.start_token}, but the one that {source} was "
-            f"prepared with begins them with {tokenizer.start_token}"
-        )
-    elif expected.chat_template and not tokenizer.chat_template:
-        difference = f"has a chat template, but the one that {source} was prepared with has none"
-    if difference:
-        raise WakefulError(
-            f"{reference.name}'s tokenizer {difference}: prepare the text again with the folder of "
-            f"{reference.name}'s tokenizer (--tokenizer), or give the text itself"
+            f"the tokenizer does not match: {source} was prepared with one that has other tokens, "
+            f"another start of a text or no chat template, unlike {reference.name}'s; prepare it "
+            "with the reference's tokenizer (--tokenizer), or give the text itself"
         )
 
 
@@ -99,22 +88,15 @@ def measure_angles(
     layers does not depend on them.
 
     Raises:
-        WakefulError: `diagnose_length` is past the context, or the text is too short.
+        WakefulError: the text is shorter than a sequence.
     """
     if options.blocks or options.choose == "first":
         return None
-    length, count = options.diagnose_length, options.diagnose_sequences
-    context = reference.decoder().config.context
-    if length > context:
+    length = min(LENGTH, reference.decoder().config.context)
+    tokens = spread_windows(data, CHOOSING_SEQUENCES, length, options.data)
+    if not len(tokens):
         raise WakefulError(
-            f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
-        )
-    tokens = spread_windows(data, count, length, options.data)
-    if len(tokens) < count:
-        raise WakefulError(
-            f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
-            f"the training text has {options.data.max_tokens or data.train.num_tokens}: lower "
-            "--diagnose_length"
+            f"the training text has fewer than {length} tokens: give more to choose layers by"
         )
     return diagnose_layers(
         reference.decoder(), tokens.tolist(),

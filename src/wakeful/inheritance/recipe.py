@@ -20,11 +20,13 @@ from wakeful.config.schema import (
 from wakeful.config.tables import from_table, read_table
 from wakeful.errors import WakefulError
 from wakeful.inheritance.layers import LayerMap, from_order
-from wakeful.inheritance.options import BaselineName, Copy, Until
+from wakeful.inheritance.options import BaselineName, Until
 from wakeful.model.decoder import Decoder
 
 FROM_TEXT = DistillConfig()
 """Cross-entropy alone."""
+_WARMUP = 0.05
+"""Share of a run's steps in which the learning rate rises, without optimizer.warmup_steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,6 @@ class Recipe:
     """The reference's layers that the first heir takes, in its order."""
     order: tuple[int, ...] = ()
     """All of the reference's layers in the order that growing takes them; empty: no growing."""
-    copy: Copy = "all"
     route: str = ""
     normalizer: str = ""
     grow: int = 0
@@ -47,8 +48,6 @@ class Recipe:
     rounds: int = 1
     """Maximum rounds."""
     until: Until = "parity"
-    seeds: tuple[int, ...] = ()
-    """Seeds that everything is trained with; empty: train.seed alone."""
     baselines: tuple[BaselineName, ...] = ()
     bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
     """Bridges of the heirs."""
@@ -56,8 +55,6 @@ class Recipe:
     """The heirs' teacher and loss."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    warmup: float = 0.0
-    """Share of each run's steps for warmup; 0: optimizer.warmup_steps."""
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def check(self, num_layers: int) -> None:
@@ -67,12 +64,6 @@ class Recipe:
         LayerMap(self.layers, self.rule).check(num_layers)
         if len(set(self.baselines)) < len(self.baselines):
             raise WakefulError(f"a baseline is named twice: {', '.join(self.baselines)}")
-        if self.grow < 0 or self.rounds < 1:
-            raise WakefulError(
-                f"grow = {self.grow} must not be negative and rounds = {self.rounds} at least 1"
-            )
-        if self.rounds > 1 and not self.grow:
-            raise WakefulError(f"rounds = {self.rounds} without growing: give --grow too")
         if self.rounds > 1 and not self.order:
             raise WakefulError(
                 f"layers chosen by {self.rule!r} have no order to grow in: use --choose angle or "
@@ -84,17 +75,6 @@ class Recipe:
                 f"an heir that starts at {len(self.layers)} layers and grows by {self.grow} has "
                 f"all {num_layers} of the reference before round {self.rounds}: give fewer rounds"
             )
-
-    def of_seeds(self) -> "list[tuple[str, Recipe]]":
-        """Return (subfolder, recipe) of each seed; the first seed's subfolder is "", so that its
-        runs lie in the inheritance's folder itself.
-        """
-        first, *rest = self.seeds or (self.train.seed,)
-        named = [("", first), *((f"seed-{seed}", seed) for seed in rest)]
-        return [
-            (name, dataclasses.replace(self, train=dataclasses.replace(self.train, seed=seed)))
-            for name, seed in named
-        ]
 
     @property
     def healing(self) -> DistillConfig:
@@ -115,6 +95,10 @@ class Recipe:
         depth = len(self.layers) + number * self.grow
         return min(depth, len(self.order)) if self.order else depth
 
+    def warmup_steps(self, steps: int) -> int:
+        """Return the warmup of a run of `steps` steps: as the optimizer has it, else 5% of them."""
+        return min(self.optimizer.warmup_steps, steps) or round(_WARMUP * steps)
+
     def run_config(
         self,
         name: str,
@@ -127,13 +111,11 @@ class Recipe:
         """Return the configuration of a run that trains a model for `steps` steps with the loss
         `objective`, on the batches that follow the first `offset`.
         """
-        # Without optimizer.warmup_steps the warmup is a share of the steps.
-        warmup = min(self.optimizer.warmup_steps, steps) or round(self.warmup * steps)
         return Config(
             name=name,
             model=decoder.config,
             data=dataclasses.replace(self.data, first_batch=offset),
-            optimizer=dataclasses.replace(self.optimizer, warmup_steps=warmup),
+            optimizer=dataclasses.replace(self.optimizer, warmup_steps=self.warmup_steps(steps)),
             train=dataclasses.replace(self.train, steps=steps, distill=objective),
         )
 

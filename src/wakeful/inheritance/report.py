@@ -1,25 +1,18 @@
 """Report of an inheritance."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import INTERVAL, format_interval, mean_and_error, round_to_error
-from wakeful.inheritance.outcome import (
-    BehindCount,
-    InheritanceSummary,
-    Reference,
-    Sizes,
-    read_inheritance,
-)
+from wakeful.estimates import INTERVAL, format_interval
+from wakeful.inheritance.outcome import InheritanceSummary, Reference, read_inheritance
 from wakeful.layer_ranges import format_layers
-from wakeful.reports.charts import PALETTE, Drawing, colors, draw_lines, encode_names, tip, tips
+from wakeful.reports.charts import Drawing, colors, draw_lines, tip
 from wakeful.reports.lineage import describe_bridge, describe_objective
-from wakeful.reports.terms import explain
 from wakeful.reports.value import (
     Cell,
     Chart,
@@ -27,25 +20,12 @@ from wakeful.reports.value import (
     NextStep,
     Report,
     Section,
-    SideBySide,
     Table,
     Text,
     method_section,
     terms,
 )
 from wakeful.runs.run import Environment
-
-_FIGURES = {
-    "angle": "angular distance (of π)",
-}
-"""Figures that layers are chosen by, and their axis titles."""
-_SIZES = (
-    ("parameters", "parameters", "{:,.0f}", 1.0),
-    ("weight_bytes", "weights, MB", "{:,.1f}", 1e-6),
-    ("cache_bytes_per_token", "key/value cache, B a token", "{:,.0f}", 1.0),
-    ("cache_bytes", "key/value cache of a whole context, MB", "{:,.2f}", 1e-6),
-    ("tokens_per_second", "generation, tokens a second", "", 1.0),
-)
 
 
 def _loss_text(
@@ -63,19 +43,19 @@ def _num_windows(summary: InheritanceSummary) -> int:
 
 
 def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
-    """Return the outcome in sentences: parity, the baselines, what it saved."""
-    heir, reference = summary.sizes.heir, summary.sizes.reference
+    """Return the outcome in sentences: the baselines, and what the heir saves."""
+    heir, reference = summary.heir, summary.reference
     baselines = (
         f"{arm.arm}: {_loss_text(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats against "
-        f"{summary.heir.arm}{_how_often(arm.behind)}."
+        f"{summary.heir.arm}."
         for arm in summary.arms if not arm.heir
     )  # fmt: skip
     saved = (
-        f"It has {heir.parameters / reference.parameters:.1%} of the reference's parameters, "
-        f"{heir.cache_bytes_per_token / reference.cache_bytes_per_token:.1%} of its key/value "
-        f"cache, and writes {_times_as_fast(summary.sizes)} times as fast."
+        f"It has {heir.parameters / reference.parameters:.1%} of the reference's parameters "
+        f"and {heir.cache_bytes_per_token / reference.cache_bytes_per_token:.1%} of its key/value "
+        "cache."
     )
-    return [_parity_sentence(summary), *baselines, saved]
+    return [*baselines, saved]
 
 
 def _reference_cost(reference: Reference) -> str:
@@ -94,7 +74,7 @@ def _reference_cost(reference: Reference) -> str:
 
 def _choice_text(summary: InheritanceSummary) -> str:
     """Return the first heir's layers and the rule that chose them, in words."""
-    chosen, total = summary.choice, summary.reference.layers
+    chosen, total = summary.recipe, summary.reference.layers
     why = {
         "first": "the first layers, as the paper does",
         "named": "the layers that were named",
@@ -114,7 +94,7 @@ def _describe_objective_of_healing(summary: InheritanceSummary) -> str:
     )
 
 
-def _parity_sentence(summary: InheritanceSummary) -> str:
+def parity_sentence(summary: InheritanceSummary) -> str:
     """Return a sentence on the heir's final loss, and how far it is from parity."""
     heir, reference = summary.heir, summary.reference
     rounds = sum(arm.heir for arm in summary.arms)
@@ -135,41 +115,6 @@ def _parity_sentence(summary: InheritanceSummary) -> str:
     return f"{result}: it is {gap} short of parity."
 
 
-def _how_often(counts: BehindCount | None) -> str:
-    """Return in how many evaluations after the first step an arm is behind, as a phrase with a
-    comma before it; "" without any.
-    """
-    if counts is None or counts.evaluations == 0:
-        return ""
-    behind, count = counts.behind, counts.evaluations
-    if behind == 0:
-        often = "never behind it"
-    elif behind < count:
-        often = f"behind it at {behind} of {count} evaluations"
-    else:
-        often = f"behind it at {f'all {count} evaluations' if count > 1 else 'the only evaluation'}"
-    return f", {often} after the first step"
-
-
-def _times_as_fast(sizes: Sizes) -> str:
-    """Return the heir's speed over the reference's, with the interval over rounds, as text."""
-    heir, reference = sizes.heir, sizes.reference
-    ratio = heir.tokens_per_second / reference.tokens_per_second
-    pairs = zip(heir.speeds, reference.speeds, strict=True)
-    ratios = [heir_speed / reference_speed for heir_speed, reference_speed in pairs]
-    return format_interval(ratio, mean_and_error(ratios)[1], len(ratios))
-
-
-def parity_headline(summary: InheritanceSummary) -> str:
-    """Return whether the heir reached parity, in a sentence."""
-    heir, reference = summary.heir, summary.reference
-    gap = _loss_text(summary, abs(heir.minus_reference), heir.minus_reference_error)
-    depth = f"{heir.depth} of {reference.layers} layers"
-    if heir.parity:
-        return f"{heir.arm} reaches parity with {reference.name} with {depth}."
-    return f"{heir.arm}, with {depth}, is {gap} nats short of {reference.name}."
-
-
 def inheritance_report(path: str | Path) -> Report:
     """Return the report of an inheritance's folder: how near its heirs, which were made of layers
     of a reference model and trained, come to that model, and what they save.
@@ -177,7 +122,7 @@ def inheritance_report(path: str | Path) -> Report:
     summary, environment = read_inheritance(path)
     reference, heir, recipe = summary.reference, summary.heir, summary.recipe
     choice = _choice_text(summary)
-    if heir.layers != summary.choice.layers:
+    if heir.layers != recipe.layers:
         choice += f" The last heir has the layers {format_layers(heir.layers)}."
     baseline_hint = ""
     if "reference" not in recipe.baselines:
@@ -185,7 +130,6 @@ def inheritance_report(path: str | Path) -> Report:
             " The baseline reference, which trains the whole model on the same tokens, would tell "
             "whether it does."
         )
-    choice_charts = _choice_charts(summary)
     sections = [
         Section("Verdict", [
             *map(Text, inheritance_verdicts(summary)),
@@ -210,30 +154,21 @@ def inheritance_report(path: str | Path) -> Report:
             ]),
         ]),
         *_part_section(summary),
-        *_seed_section(summary),
         Section("Depth", [
             Text(choice),
-            *(Text(describe_bridge(bridge, recipe.bridge)) for bridge in summary.choice.bridges),
-            *([Text("The figures before the choice, of the reference on the training text.",
-                    "note"), SideBySide(choice_charts)] if choice_charts else []),
-        ]),
-        Section("What it saved", [
-            Table(["measured here", reference.name, heir.arm, "ratio"],
-                  [_size_row(summary.sizes, *size) for size in _SIZES], "What the heir saves"),
-            Text("Weights and caches are the bytes of live tensors; the cache holds "
-                 f"{summary.sizes.heir.context:,} tokens of one sequence.", "note"),
+            *(Text(describe_bridge(bridge, recipe.bridge)) for bridge in summary.bridges),
         ]),
         method_section(_method_entries(summary, environment)),
     ]  # fmt: skip
     look = shlex.quote(str(Path(path) / heir.runs[-1]))
     steps = [NextStep(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
-    return Report(f"Inherited from {reference.name}", [parity_headline(summary)], steps, sections)
+    return Report(f"Inherited from {reference.name}", [parity_sentence(summary)], steps, sections)
 
 
 def _final_table(summary: InheritanceSummary) -> Table:
     """Return the final loss, differences, size and tokens of the reference and each model."""
     reference, heir = summary.reference, summary.heir
-    parameters = f"{summary.sizes.reference.parameters / 1e6:.1f} M"
+    parameters = f"{reference.parameters / 1e6:.1f} M"
     rows: list[list[Cell | str]] = [
         [reference.name, str(reference.layers), "–",
          _loss_text(summary, reference.loss, reference.standard_error), "–", "–", parameters,
@@ -293,28 +228,6 @@ def _part_section(summary: InheritanceSummary) -> Iterator[Section]:
     ])  # fmt: skip
 
 
-def _seed_section(summary: InheritanceSummary) -> Iterator[Section]:
-    """Yield the section on mean losses over seeds, if there are several."""
-    if not summary.over_seeds:
-        return
-    rows = [
-        [line.arm, format_interval(line.loss, line.standard_error, len(line.losses)),
-         format_interval(line.minus_reference, line.standard_error, len(line.losses), "+"),
-         format_interval(line.minus_heir, line.minus_heir_error, len(line.losses), "+"),
-         " ".join(round_to_error(loss, line.standard_error) for loss in line.losses)]
-        for line in summary.over_seeds
-    ]  # fmt: skip
-    seeds = ", ".join(map(str, summary.recipe.seeds))
-    columns = ["model", "validation loss", "minus reference", "minus heir", "each seed"]
-    yield Section("Over seeds", [
-        Text(f"Every model trained with the seeds {seeds}: means ± the {INTERVAL} over seeds, "
-             "differences paired. Models that some seeds did not reach, or reached with another "
-             "depth or number of steps, are left out. Everything else on this page is from the "
-             "first seed."),
-        Table(columns, rows, "Final losses over seeds"),
-    ])  # fmt: skip
-
-
 def _method_entries(summary: InheritanceSummary, environment: Environment) -> list[tuple[str, str]]:
     """Return how the models were trained and measured, by topic."""
     recipe, data, reference = summary.recipe, summary.data, summary.reference
@@ -325,11 +238,7 @@ def _method_entries(summary: InheritanceSummary, environment: Environment) -> li
             f"; {data.overlap.documents} held-out documents ({data.overlap.tokens:,} tokens) "
             "partly occur in the training text and were left out"
         )
-    warmup = f"{optimizer.warmup_steps} steps"
-    if recipe.warmup:
-        warmup = f"{100 * recipe.warmup:g}% of each run’s steps"
-    seeds = ", ".join(map(str, recipe.seeds)) or train.seed
-    seeds_note = ", which have a table of their own" if summary.over_seeds else ""
+    warmup = f"{recipe.warmup_steps(train.steps)} steps"
     return [
         ("Text", f"{data.text}; {data.train_tokens:,} training tokens, all with the reference's "
                  "tokenizer"),
@@ -340,31 +249,17 @@ def _method_entries(summary: InheritanceSummary, environment: Environment) -> li
         ("Training", f"{train.steps} steps a round of {train.batch_size} sequences of "
                      f"{train.length} tokens, the same for all; {optimizer.name}, learning rate "
                      f"{optimizer.lr:g} after {warmup}, cosine to {optimizer.final_lr:g}; weight "
-                     f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {seeds}"),
+                     f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {train.seed}"),
         ("Healing", _describe_objective_of_healing(summary)),
         *([("Reference", f"read as our decoder: {reference.agreement}")]
           if reference.agreement else []),
-        ("Inherited", f"{recipe.copy} of each block, with embedding, positions, final norm and "
-                      f"head; route {recipe.route or 'the reference’s'}, normalizer "
+        ("Inherited", "all of each block, with embedding, positions, final norm and head; "
+                      f"route {recipe.route or 'the reference’s'}, normalizer "
                       f"{recipe.normalizer or 'the reference’s'}"),
         ("Intervals", f"± the {INTERVAL} over validation windows, differences paired; of one seed, "
-                      f"so they say nothing of other seeds{seeds_note}"),
-        ("Speed", "greedy, one sequence, by turns with the reference, the median of three ± the "
-                  "interval over them"),
+                      "so they say nothing of other seeds"),
         ("Machine", f"{environment.computer}; torch {environment.torch}, wakeful "
                     f"{environment.wakeful}"),
-    ]  # fmt: skip
-
-
-def _choice_charts(summary: InheritanceSummary) -> list[Chart]:
-    """Return a chart of each figure that layers were chosen by: a bar for each layer."""
-    chosen = set(summary.choice.layers)
-    return [
-        Chart(f"{_FIGURES[name]} of each layer",
-              partial(_draw_layer_figure, values, chosen, _FIGURES[name]),
-              _FIGURES[name], explain(name))
-        for name, values in summary.choice.figures.items()
-        if name in _FIGURES
     ]  # fmt: skip
 
 
@@ -389,42 +284,3 @@ def loss_curves(summary: InheritanceSummary) -> Drawing:
         under=[rule, label],
     )  # fmt: skip
     return chart.properties(height=360, width="container")
-
-
-def _draw_layer_figure(values: Sequence[float], chosen: set[int], title: str) -> Drawing:
-    """Draw a bar for each layer's figure; the bars of `chosen` layers are filled."""
-    layers = range(len(values))
-    frame = pl.DataFrame(
-        {
-            "layer": layers,
-            "value": [float(value) for value in values],
-            "layers": ["kept" if layer in chosen else "left out" for layer in layers],
-        }
-    )
-    names = ["kept", "left out"]
-    edge = encode_names(alt.Stroke, "layers", names, [PALETTE[0], PALETTE[7]])
-    # Filled or hollow: color alone would not distinguish them for every reader.
-    fill = encode_names(alt.Fill, "layers", names, [PALETTE[0], "transparent"])
-    axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
-    x = alt.X("layer:O", title="layer", axis=axis)
-    y = alt.Y("value:Q", title=title)
-    chart = alt.Chart(frame).mark_bar(strokeWidth=1.5)
-    tooltip = tips(["layer:O", tip("value", ".4~g"), "layers:N"])
-    chart = chart.encode(x=x, y=y, fill=fill, stroke=edge, tooltip=tooltip)
-    return chart.properties(height=150, width="container")
-
-
-def _size_row(sizes: Sizes, key: str, title: str, style: str, unit: float) -> list[str]:
-    """Return a table row of a size or speed: its title, reference, heir and their ratio.
-
-    `key` is a field of `Footprint`. A size is multiplied by `unit` and formatted by `style`; a
-    speed has an interval over rounds instead.
-    """
-    if key == "tokens_per_second":
-        speeds = (format_interval(model.tokens_per_second, mean_and_error(model.speeds)[1],
-                                len(model.speeds))
-                  for model in (sizes.reference, sizes.heir))  # fmt: skip
-        return [title, *speeds, _times_as_fast(sizes)]
-    heir, reference = getattr(sizes.heir, key), getattr(sizes.reference, key)
-    ratio = f"{heir / reference:.3f}" if reference else "–"
-    return [title, style.format(reference * unit), style.format(heir * unit), ratio]

@@ -1,23 +1,19 @@
 """Result of an inheritance: its folder and its models."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from wakeful.config.tables import to_table
-from wakeful.inheritance.outcome import REFERENCE, InheritanceSummary, read_inheritance
+from wakeful.inheritance.outcome import InheritanceSummary, read_inheritance
 from wakeful.inheritance.report import inheritance_report
 from wakeful.reports.result import StoredResult
 from wakeful.reports.value import Report
-from wakeful.runs.run import Run
 
 if TYPE_CHECKING:
     from wakeful.inheritance.untrained import UntrainedHeir
     from wakeful.loading.model import Model
-    from wakeful.loading.sources import Source
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,46 +60,3 @@ class Inheritance(StoredResult):
     @property
     def _read(self) -> InheritanceSummary:
         return read_inheritance(self.path)[0]
-
-
-def with_heirs(sources: "Sequence[Source]") -> "list[Source]":
-    """Return the models, each inheritance replaced by the models in its folder, without repeats.
-
-    Raises:
-        WakefulError: an inheritance is not finished.
-    """
-    models: list[Source] = []
-    for source in sources:
-        if isinstance(source, str | Path) and _is_inheritance(Path(source)):
-            paths = {str(model) for model in models if isinstance(model, str | Path)}
-            models += [path for path in _models(Path(source)) if path not in paths]
-        else:
-            models.append(source)
-    return models
-
-
-def _is_inheritance(folder: Path) -> bool:
-    return (folder / "run.json").is_file() and Run.open(folder).header.kind == "inherit"
-
-
-def _models(folder: Path) -> Iterator[str]:
-    """Yield the paths, or names, of an inheritance's reference and of each seed's last heir and
-    baselines.
-    """
-    summary, _ = read_inheritance(folder)
-    exported = folder / REFERENCE
-    yield str(exported) if exported.is_dir() else summary.recipe.reference
-    for seed, _ in summary.recipe.of_seeds():
-        heir = summary.heir.runs[-1] if not seed else _last_heir(folder / seed)
-        yield str(folder / seed / heir)
-        for baseline in summary.recipe.baselines:
-            yield str(folder / seed / baseline)
-
-
-def _last_heir(folder: Path) -> str:
-    """Return the folder name of the deepest heir of a later seed, which may have reached parity at
-    another depth than the first.
-    """
-    names = (path.name.removeprefix("heir-") for path in folder.glob("heir-*"))
-    depths = [int(depth) for depth in names if depth.isdecimal()]  # not heir-4-quantized, say
-    return f"heir-{max(depths)}"

@@ -61,7 +61,7 @@ def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Co
 
 def _make_heir(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
     return inherit_blocks(
-        reference, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
+        reference, layers, route=recipe.route, normalizer=recipe.normalizer,
         seed=recipe.train.seed,
     )  # fmt: skip
 
@@ -76,8 +76,8 @@ def _whole_reference(recipe: Recipe, reference: Decoder) -> Decoder:
 
 
 @dataclass(frozen=True)
-class Seed:
-    """A recipe with one seed, whose runs lie below a folder."""
+class StageRunner:
+    """A recipe whose runs lie in a folder."""
 
     recipe: Recipe
     reference: Decoder
@@ -85,8 +85,6 @@ class Seed:
     """The reference's, on the same validation set: parity is a final loss at or under it."""
     out: Path
     display: DisplayFactory
-    resume: Path | None = None
-    """The inheritance's folder, where it is not `out`."""
 
     def carry_out(self) -> FinishedStages:
         """Train the heirs and the baselines; continue the runs that exist.
@@ -187,7 +185,7 @@ class Seed:
         """Add the command that continues the inheritance to the error of a run that a signal or a
         lost process ended.
         """
-        next_step = f"continue with: {resume_command('inherit', self.resume or self.out)}"
+        next_step = f"continue with: {resume_command('inherit', self.out)}"
         try:
             yield
         except Interrupted:

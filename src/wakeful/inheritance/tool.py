@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import tomli_w
 import torch
 
 from wakeful.config.commands import format_command_line
 from wakeful.config.keywords import accept_options, options_from
-from wakeful.config.reading import LENGTH, REFERENCES, FigureFormat
+from wakeful.config.reading import REFERENCES, FigureFormat
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopen_data
 from wakeful.device import choose_device
-from wakeful.digests import state_sha256
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite_or_none
 from wakeful.hf.weights_out import export_decoder, refuse_existing
@@ -36,13 +33,12 @@ from wakeful.inheritance.reading import evaluate_model, measure_angles, prepare_
 from wakeful.inheritance.recipe import Recipe, read_recipe
 from wakeful.inheritance.report import inheritance_report
 from wakeful.inheritance.result import Inheritance
-from wakeful.inheritance.rounds import Seed, check_stages
+from wakeful.inheritance.rounds import StageRunner, check_stages
 from wakeful.inheritance.stages import FinishedStages
 from wakeful.inheritance.untrained import make_untrained
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sources import Source, convert_to_decoder, source_name
-from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
 from wakeful.reports.html import write_page
@@ -58,16 +54,12 @@ from wakeful.variants import build
 
 @dataclass(frozen=True, kw_only=True)
 class InheritancePlan:
-    """plan.json: the options behind a recipe."""
+    """plan.json: where a recipe comes from."""
 
     command: str
     """The command line that repeats the inheritance."""
-    wishes: InheritOptions
-    """The options."""
     agreement: str
     """Difference of the reference as our decoder to Transformers' model; "" of our own models."""
-    figures: dict[str, tuple[float, ...]]
-    """Figures of all layers that the choice was made by."""
 
 
 @accept_options(InheritOptions)
@@ -113,10 +105,11 @@ def inherit(
         choose_own_device(options.train.device, world, field="device")
         if reference is not None:
             _check_names(options)
-        _check_processes(options, world)
+            if world.size > 1 and options.heal.by == "none":
+                raise WakefulError("--heal.by none is for one process: leave out torchrun")
         if reference is None:
             out = Path(options.resume)
-            job = _reopen(out, display, world)
+            job = _reopen(out, display)
         else:
             name = Path(source_name(reference)).name.removesuffix(".gguf")
             out = Path(options.out or f"runs/inherit-{name}")
@@ -129,9 +122,8 @@ def inherit(
                 job = world.leader_first(lambda: new_job)  # then the others read the text
             else:
                 world.meet()  # while the first plans
-                job = _reopen(out, display, world)
-        figures = options.figures or job.plan.wishes.figures
-        job.carry_out(display, world, figures)
+                job = _reopen(out, display)
+        job.carry_out(display, world, options.figures)
     return Inheritance(job.run.path, job.run.path / "report.html")
 
 
@@ -150,56 +142,37 @@ class _Job:
     def carry_out(
         self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]
     ) -> None:
-        """Train the heirs of every seed, then write the page and its charts in these formats."""
+        """Train the heirs and the baselines, then write summary.json, the page and its charts in
+        these formats.
+        """
         reference_loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         with run.lock(), run.under_way():
-            outcomes = []
-            for folder, recipe in self.recipe.of_seeds():
-                # Models that have been trained are read from there, not trained again.
-                seed = Seed(
-                    recipe, self.reference.decoder(), reference_loss, run.path / folder, display,
-                    run.path,
-                )  # fmt: skip
-                outcomes.append(seed.carry_out())
+            # Models that have been trained are read from the folder, not trained again.
+            runner = StageRunner(
+                self.recipe, self.reference.decoder(), reference_loss, run.path, display
+            )
+            stages = runner.carry_out()
             if world.first:
-                self._report(outcomes, display, figures)
+                self.run.write_json("summary.json", self._summary(stages))
+                write_page(
+                    inheritance_report(self.run.path), self.run.path / "report.html", figures
+                )
             world.meet()  # for the others the run ends when its page is written
 
-    def _report(
-        self,
-        outcomes: list[FinishedStages],
-        display: DisplayFactory,
-        figures: Sequence[FigureFormat],
-    ) -> None:
-        """Write summary.json and the page."""
-        with display("inherit") as show:
-            show.note("measuring size and speed")
-            self.run.write_json("summary.json", self._summary(outcomes))
-        write_page(inheritance_report(self.run.path), self.run.path / "report.html", figures)
-
-    def _summary(self, outcomes: list[FinishedStages]) -> outcome.InheritanceSummary:
-        """Return the summary of the first seed's models, with the losses over all seeds."""
-        first, recipe, plan = outcomes[0], self.recipe, self.plan
+    def _summary(self, stages: FinishedStages) -> outcome.InheritanceSummary:
+        recipe, plan = self.recipe, self.plan
         reference = self.reference.decoder()
         loss, error = mean_loss(self.windows)
         tokens, seconds = training_cost(recipe.reference)
-        last = first.rounds[-1]
-        heir = read_decoder(last.run.path, dtype="auto").decoder()
-        # A cache of 1,024 tokens; 64 tokens generated after a prompt of 16, less in short contexts.
-        context = min(1024, reference.config.context)
-        prompt_length = min(16, context // 4)
-        prompt = self.data.train.read(np.zeros(1, np.int64), prompt_length)[0].tolist()
-        sizes = outcome.footprints(
-            {"reference": reference, "heir": heir}, prompt,
-            num_tokens=min(64, context // 4, reference.config.context - prompt_length),
-            context=context,
-        )  # fmt: skip
+        last = stages.rounds[-1]
         return outcome.InheritanceSummary(
             reference=outcome.Reference(
                 name=self.reference.name,
                 source=recipe.reference,
                 layers=reference.config.num_layers,
+                parameters=reference.num_parameters()["total"],
+                cache_bytes_per_token=reference.cache_bytes_per_token,
                 loss=loss,
                 standard_error=finite_or_none(error),
                 tokens=tokens,
@@ -208,26 +181,16 @@ class _Job:
                 parts=outcome.losses_by_part(self.windows, self.windows),
             ),
             final=last.stage.arm,
-            arms=outcome.compare_arms(first, self.windows, loss),
-            choice=outcome.LayerChoice(
-                rule=recipe.rule,
-                layers=recipe.layers,
-                order=recipe.order,
-                figures=plan.figures,
-                pinned=plan.wishes.pinned,
-                gaps=plan.wishes.gaps,
-                bridges=last.bridges,
-            ),
+            arms=outcome.compare_arms(stages, self.windows, loss),
             recipe=recipe,
+            bridges=last.bridges,
             departures=tuple(
                 departures(
                     reference, LayerMap(last.stage.layers, recipe.rule), route=recipe.route,
                     normalizer=recipe.normalizer,
                 )
             ),
-            sizes=outcome.Sizes(**sizes),
             data=data_facts(self.data),
-            over_seeds=outcome.compare_over_seeds(outcomes, loss),
         )  # fmt: skip
 
 
@@ -238,7 +201,6 @@ class _Prepared:
     reference: Model
     options: InheritOptions
     data: Data
-    angles: planning.Angles | None
     recipe: Recipe
     config: Config
     """Configuration of a run that would train the whole reference."""
@@ -262,10 +224,10 @@ class _Request:
             prepared = self._prepare(show)
             reference, recipe = prepared.reference, prepared.recipe
             no_target = math.inf  # the loss at which training would stop
-            stage = Seed(recipe, reference.decoder(), no_target, self.out, self.display).first()
+            runner = StageRunner(recipe, reference.decoder(), no_target, self.out, self.display)
             heir = make_untrained(
-                stage, recipe, self.options, reference, prepared.data, prepared.config, show,
-                source=source_name(self.source), path=self.out,
+                runner.first(), recipe, self.options, reference, prepared.data, prepared.config,
+                show, source=source_name(self.source), path=self.out,
             )  # fmt: skip
         heir.write()
         return Inheritance(self.out, self.out / "report.html", heir)
@@ -281,14 +243,15 @@ class _Request:
             reference, data, recipe = prepared.reference, prepared.data, prepared.recipe
             windows = evaluate_model(prepared.config, reference, data, show)
             check_finite(windows["loss"].to_torch())
-            for warning in planning.budget_warnings(recipe, windows):
-                show.note(f"warning: {warning}")
         device = choose_device(self.options.train.device)
         fields = {"reference": source_name(self.source), "name": self.out.name}
         with Run.create(self.out, "inherit", fields) as new:
             new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
             new.write_json("environment.json", environment(device, self.world.size))
-            plan = _make_plan(prepared)
+            plan = InheritancePlan(
+                command=format_command_line("inherit", prepared.options, recipe.reference),
+                agreement=str(reference.agreement or ""),
+            )
             new.write_json("plan.json", plan)
             new.write_frame("reference.parquet", windows)
             reference.wakeful_tokenizer.save(new.path)
@@ -315,7 +278,7 @@ class _Request:
         angles = measure_angles(options, reference, data, show)
         recipe = planning.make_recipe(source, options, total, data, angles)
         config = self._check(recipe, reference)
-        return _Prepared(reference, options, data, angles, recipe, config)
+        return _Prepared(reference, options, data, recipe, config)
 
     def _check(self, recipe: Recipe, reference: Model) -> Config:
         """Check a recipe and all its stages; return the configuration of a run that would train the
@@ -324,14 +287,6 @@ class _Request:
         decoder = reference.decoder()
         recipe.check(decoder.config.num_layers)
         return check_stages(recipe, decoder, self.world)
-
-
-def _check_processes(options: InheritOptions, world: World) -> None:
-    """Raise `WakefulError` for options that need a single process."""
-    if world.size == 1 or options.resume:
-        return
-    if options.heal.by == "none":
-        raise WakefulError("--heal.by none is for one process: leave out torchrun")
 
 
 def _check_names(options: InheritOptions) -> None:
@@ -347,8 +302,8 @@ def _load_reference(
 ) -> tuple[Model, str]:
     """Return the reference as a decoder, and the name or path from which a resumed run reads it.
 
-    That is the path it came from if this has exactly the same model, otherwise a folder in `out`,
-    to which the caller exports it; its own `path` is None then.
+    That is the source, if it is a path or a name, otherwise a folder in `out`, to which the caller
+    exports the model; its own `path` is None then.
     """
     show.note(f"loading {source_name(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
@@ -362,41 +317,26 @@ def _load_reference(
     # which a resumed run reads them.
     if decoder is original or decoder.head.weight.dtype != torch.float32:
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
-    # The heirs' teacher is read from the path, too, so it must have these weights, this context and
-    # this tokenizer. An earlier checkpoint of a run (`step`) is not what its path is read as.
-    if model.path is not None and not model.step:
-        stored = read_decoder(model.path)
-        same_weights = _digest(stored.decoder()) == _digest(model.decoder())
-        tokenizer_read, tokenizer_stored = model.wakeful_tokenizer, stored.wakeful_tokenizer
-        same_tokenizer = tokenizer_stored.fingerprint == tokenizer_read.fingerprint
-        if same_weights and same_tokenizer and stored.context == model.context:
-            return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / outcome.REFERENCE).absolute())
 
 
-def _digest(decoder: Decoder) -> str:
-    """Return the SHA-256 of a decoder's configuration and weights, as float32."""
-    return state_sha256(decoder, json.dumps(to_table(decoder.config), sort_keys=True))
-
-
 def _fill_from_reference(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with what is unset filled in: lengths within the reference's context, and
-    BOS as its tokenizer has it. Lengths that are set stay, unchecked.
+    """Return the options with what is unset filled in: the length, within the reference's context,
+    and BOS as its tokenizer has it.
     """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
-    diagnose_length = options.diagnose_length or min(LENGTH, context)
     # data.bos can turn BOS on; the option bos ("auto", "on" or "off") decides otherwise.
     bos = options.data.bos or reference.starts_with_bos(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
-    return dataclasses.replace(options, train=train, diagnose_length=diagnose_length, data=data)
+    return dataclasses.replace(options, train=train, data=data)
 
 
-def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
+def _reopen(out: Path, display: DisplayFactory) -> _Job:
     """Read an inheritance's folder again, with its reference and its text.
 
     Raises:
-        WakefulError: it is no inheritance, or the text has changed.
+        WakefulError: it is no inheritance, or the prepared text is gone.
     """
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
@@ -406,41 +346,14 @@ def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
-        options = plan.wishes
-        data = world.leader_first(lambda: prepare_text(options, reference, show))
-    if data.prepared_source != recipe.data.source:
-        # The same text may have been prepared again, elsewhere in the cache: the runs go on with
-        # the folder that they began with.
-        text_digests = data.info.get("corpora_sha256")
-        data = reopen_data(recipe.data)
-        if data is None or data.info.get("corpora_sha256") != text_digests:
-            raise WakefulError(
-                f"{out} was started on different text than {options.data.source} now holds: "
-                "restore the text, or start again in a new folder"
-            )
+    data = reopen_data(recipe.data)
+    if data is None:
+        raise WakefulError(
+            f"the prepared text of {out} is gone from {recipe.data.source}: start again in a new "
+            "folder"
+        )
     windows = read_windows(run.path / "reference.parquet")
     return _Job(run, recipe, plan, reference, data, windows)
-
-
-def _make_plan(prepared: _Prepared) -> InheritancePlan:
-    """Return plan.json's content, with the paths of texts made absolute and, as the figure "angle",
-    each layer's angle between its input and the next layer's.
-    """
-    text = prepared.options.data
-    paths = {
-        name: planning.absolute_source(getattr(text, name))
-        for name in ("source", "validation_source")
-    }
-    wishes = dataclasses.replace(prepared.options, data=dataclasses.replace(text, **paths))
-    angles, figures = prepared.angles, dict[str, tuple[float, ...]]()
-    if angles is not None:
-        figures["angle"] = tuple(angles[layer][layer + 1] for layer in range(len(angles) - 1))
-    return InheritancePlan(
-        command=format_command_line("inherit", wishes, prepared.recipe.reference),
-        wishes=wishes,
-        agreement=str(prepared.reference.agreement or ""),
-        figures=figures,
-    )  # fmt: skip
 
 
 def training_cost(source: str) -> tuple[int | None, float | None]:

@@ -16,7 +16,6 @@ from wakeful.data.base import Data
 from wakeful.estimates import INTERVAL, Estimate, finite_or_none, format_interval, weighted_mean
 from wakeful.generation import generation_step
 from wakeful.hf.weights_out import export_decoder, stock_architecture
-from wakeful.inheritance.bridge import find_gaps
 from wakeful.inheritance.options import InheritOptions
 from wakeful.inheritance.reading import evaluate_model
 from wakeful.inheritance.recipe import Recipe
@@ -35,7 +34,7 @@ from wakeful.runs.records import BridgeGap
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
 
-REFERENCE, PLAIN, HEIR = "reference", "without a bridge", "heir"
+REFERENCE, HEIR = "reference", "heir"
 """Models whose losses are measured: columns of the table of windows."""
 
 
@@ -53,7 +52,7 @@ class UntrainedHeir:
     bridges: tuple[BridgeGap, ...]
     windows: pl.DataFrame
     """One row per validation window: its number, its number of tokens, and the loss of the
-    reference, of the heir and, where it has bridges, of the heir without them."""
+    reference and of the heir."""
     options: InheritOptions
     source: str
     """The reference's name as the caller gave it."""
@@ -62,60 +61,51 @@ class UntrainedHeir:
 
     @property
     def losses(self) -> dict[str, Estimate]:
-        """Loss of each model in nats per token, with its standard error over windows."""
-        return {name: self._mean(pl.col(name)) for name in self._models}
+        """Loss of both models in nats per token, with its standard error over windows."""
+        return {name: self._mean(pl.col(name)) for name in (REFERENCE, HEIR)}
 
     @property
-    def costs(self) -> dict[str, Estimate]:
-        """Loss of each heir minus the reference's, paired by window, with its standard error."""
-        return {name: self._mean(pl.col(name) - pl.col(REFERENCE)) for name in self._models[1:]}
-
-    @property
-    def _models(self) -> list[str]:
-        return [name for name in (REFERENCE, PLAIN, HEIR) if name in self.windows.columns]
+    def cost(self) -> Estimate:
+        """The heir's loss minus the reference's, paired by window, with its standard error."""
+        return self._mean(pl.col(HEIR) - pl.col(REFERENCE))
 
     def _mean(self, loss: pl.Expr) -> Estimate:
         return weighted_mean(self.windows.select(loss).to_series(), self.windows["tokens"])
 
     @property
     def frame(self) -> pl.DataFrame:
-        """The heirs' losses as evaluations at step 0."""
-        return pl.DataFrame(
-            [
-                {"arm": name, "run": "", "step": 0, "tokens": 0, "loss": loss,
-                 "standard_error": finite_or_none(error)}
-                for name, (loss, error) in self.losses.items() if name != REFERENCE
-            ],
-            schema_overrides={"standard_error": pl.Float64},
-        )  # fmt: skip
+        """The heir's loss as an evaluation at step 0."""
+        loss, error = self.losses[HEIR]
+        row = {"arm": HEIR, "run": "", "step": 0, "tokens": 0, "loss": loss,
+               "standard_error": finite_or_none(error)}  # fmt: skip
+        return pl.DataFrame([row], schema_overrides={"standard_error": pl.Float64})
 
     @property
     def summary(self) -> dict[str, Any]:
-        """inherit.json: layers, bridges, losses and their differences to the reference's."""
-        figures = {"losses": self.losses, "costs": self.costs}
-        num_parameters = self._num_parameters
+        """inherit.json: layers, bridges, losses and their difference."""
+
+        def pair(estimate: Estimate) -> list[float | None]:
+            return [estimate[0], finite_or_none(estimate[1])]
+
         return {
             "reference": self.source, "rule": self.rule, "layers": [*self.layers],
             "bridges": [to_table(bridge) for bridge in self.bridges],
-            "parameters": {name: num_parameters[name] for name in (REFERENCE, HEIR)},
-            **{
-                figure: {
-                    name: [value, finite_or_none(error)] for name, (value, error) in values.items()
-                }
-                for figure, values in figures.items()
-            },
+            "parameters": self._num_parameters,
+            "losses": {name: pair(loss) for name, loss in self.losses.items()},
+            "cost": pair(self.cost),
         }  # fmt: skip
 
     @property
+    def _names(self) -> dict[str, str]:
+        return {REFERENCE: self.reference.name, HEIR: HEIR}
+
+    @property
     def _num_parameters(self) -> dict[str, int]:
-        """Number of parameters of the reference, of the heir without bridges and of the heir with
-        them: a bridge adds none.
-        """
-        reference, heir = (
-            sum(parameter.numel() for parameter in model.module.parameters())
-            for model in (self.reference, self.model)
-        )
-        return {REFERENCE: reference, PLAIN: heir, HEIR: heir}
+        models = ((REFERENCE, self.reference), (HEIR, self.model))
+        return {
+            name: sum(parameter.numel() for parameter in model.module.parameters())
+            for name, model in models
+        }
 
     @property
     def _rule_text(self) -> str:
@@ -123,19 +113,16 @@ class UntrainedHeir:
 
     @property
     def report(self) -> Report:
-        """Report of the loss that the dropped layers cost, with a bridge and without."""
-        total, costs, count = len(self.reference.blocks), self.costs, len(self.windows)
-        cost_texts = {name: format_interval(*cost, count, "+") for name, cost in costs.items()}
-        without_bridge = ""
-        if PLAIN in cost_texts:
-            without_bridge = f"; without a bridge {cost_texts[PLAIN]}"
+        """Report of the loss that the dropped layers cost."""
+        total, count = len(self.reference.blocks), len(self.windows)
+        cost = format_interval(*self.cost, count, "+")
         headline = (
-            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost_texts[HEIR]} "
-            f"nats per token over all of them, and nothing was trained{without_bridge}."
+            f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats per "
+            "token over all of them, and nothing was trained."
         )
         rows = [
-            [name, f"{self._num_parameters[name]:,}", format_interval(*loss, count),
-             cost_texts.get(name, "")]
+            [self._names[name], f"{self._num_parameters[name]:,}", format_interval(*loss, count),
+             cost if name == HEIR else ""]
             for name, loss in self.losses.items()
         ]  # fmt: skip
         parts: list[Part] = [
@@ -162,7 +149,7 @@ class UntrainedHeir:
     def write(self) -> None:
         """Export the model to its folder, with inherit.json, losses and the page."""
         decoder, model = self.model.decoder(), self.model
-        losses, costs = self.losses, self.costs
+        losses = self.losses
         changes = [
             f"its layers {format_layers(self.layers)} (from 0), {self._rule_text}",
             *(describe_bridge(bridge, self.options.bridge) for bridge in self.bridges),
@@ -170,7 +157,7 @@ class UntrainedHeir:
         ]
         windows = len(self.windows)
         before, after = (format_interval(*losses[name], windows) for name in (REFERENCE, HEIR))
-        cost = format_interval(*costs[HEIR], windows, "+")
+        cost = format_interval(*self.cost, windows, "+")
         card = model_card(
             model, stock_architecture(decoder.config)[0],
             format_command_line("inherit", self.options, self.source),
@@ -214,8 +201,6 @@ def make_untrained(
     )  # fmt: skip
     losses = {REFERENCE: evaluate_model(config, reference, data, show)}
     check_finite(losses[REFERENCE]["loss"].to_torch())
-    if recipe.bridge.map != "none" and find_gaps(recipe.layer_map(0), len(reference.blocks)):
-        losses[PLAIN] = evaluate_model(config, replace(heir, name=f"{name}, {PLAIN}"), data, show)
     assert stage.bridge is not None  # of an heir
     bridges = stage.bridge(decoder, partial(show.count, "bridging: layers passed"))
     _round_weights(decoder, heir.export_dtype)

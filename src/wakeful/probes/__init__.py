@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING
 from lazy_loader import attach
 
 if TYPE_CHECKING:
-    from wakeful.probes.attention import BosMass, Entropy, Importance, Leading, Sinks, Values
+    from wakeful.probes.attention import BosMass, Entropy, Importance, Sinks, Values
     from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, Probe
     from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
-    from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
     from wakeful.probes.rank import Ranks
     from wakeful.probes.watch import Watch
 
 __all__ = [
-    "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "Entropy", "HiddenEvent",
-    "HiddenPicture", "Importance", "Leading", "MeanAttention", "MeanProbe", "OutlierChannels",
+    "AttentionEvent", "BlockInfluence", "BosMass", "Entropy", "HiddenEvent",
+    "Importance", "MeanProbe", "OutlierChannels",
     "Outliers", "Probe", "Ranks", "Sinks", "Smoothing", "Values", "Watch",
 ]  # fmt: skip
 
 __getattr__, __dir__, _ = attach(
     __name__,
     submod_attrs={
-        "attention": ["BosMass", "Entropy", "Importance", "Leading", "Sinks", "Values"],
+        "attention": ["BosMass", "Entropy", "Importance", "Sinks", "Values"],
         "base": ["AttentionEvent", "HiddenEvent", "MeanProbe", "Probe"],
         "hidden": ["BlockInfluence", "OutlierChannels", "Outliers", "Smoothing"],
-        "patterns": ["AttentionPictures", "HiddenPicture", "MeanAttention"],
         "rank": ["Ranks"],
         "watch": ["Watch"],
     },

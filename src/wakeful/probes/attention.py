@@ -1,6 +1,7 @@
 """Probes of attention: sinks, importance and its entropy, values, and the first token's role."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import polars as pl
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from wakeful.probes import exact
 from wakeful.probes.base import SCHEMA, AttentionEvent, Frame, MeanProbe, Probe
-from wakeful.probes.streaming import first_column
+from wakeful.probes.streaming import first_column, head_weights
 
 
 class Sinks(MeanProbe):
@@ -168,24 +169,6 @@ class Importance(MeanProbe):
                     self.put(event.layer, metric, value, variant=variant, position=position)
 
 
-class Leading(MeanProbe):
-    """`leading_key`, the place of the most important token, counted from 0, and
-    `leading_importance`, its a_j (From Attention to Activation, section 3.2 and figure 2).
-
-    Variant `code` averages heads first (the layer's row); `per_head` gives each head's.
-    """
-
-    def see_attention(self, event: AttentionEvent) -> None:
-        """Add the position of the most important token, and its importance."""
-        for statistics in event.statistics:
-            importance = statistics.importance
-            # "code": the papers' official code averages over heads first.
-            for variant, a in (("code", importance.mean(0)), ("per_head", importance)):
-                largest, position = a.max(-1)
-                self.put(event.layer, "leading_key", position.double(), variant=variant)
-                self.put(event.layer, "leading_importance", largest, variant=variant)
-
-
 class Values(MeanProbe):
     """`value_eigenvalue`, `value_spectrum` and `value_drain` of the values attention mixes.
 
@@ -221,3 +204,44 @@ class Values(MeanProbe):
                 self.put(event.layer, "value_drain", drain, position="first")
                 per_head = exact.value_drain(v)
                 self.put(event.layer, "value_drain", per_head, variant="per_head", position="first")
+
+
+class FirstAttention(Probe):
+    """Every head's weights among the first `tokens` positions of the first sequence alone, where
+    each row and column is a token with a text. They are no metric: `frame()` has them.
+    """
+
+    COLUMNS: ClassVar[dict[str, type]] = {
+        "layer": pl.Int64, "head": pl.Int64, "query": pl.Int64, "key": pl.Int64,
+        "value": pl.Float64,
+    }  # fmt: skip
+
+    def __init__(self, *, tokens: int = 24) -> None:
+        self.tokens = tokens
+        self.weights: dict[int, list[list[list[float]]]] = {}
+
+    def see_attention(self, event: AttentionEvent) -> None:
+        """Keep the weights of the first sequence that a layer sees; others are left out."""
+        if event.layer in self.weights:
+            return
+        first = event.sequences[0]
+        self.weights[event.layer] = [
+            head_weights(first, head, self.tokens).tolist() for head in range(first.num_heads)
+        ]
+
+    def frame(self) -> Frame:
+        """Return one row for each weight: layer, head, query, key, value. Zeros above the diagonal
+        are left out.
+        """
+        rows = [
+            (layer, head, query, key, value)
+            for layer, heads in sorted(self.weights.items())
+            for head, weights in enumerate(heads)
+            for query, line in enumerate(weights)
+            for key, value in enumerate(line)
+            if key <= query or value > 0
+        ]
+        return pl.DataFrame(rows, schema=self.COLUMNS, orient="row")
+
+    def rows(self) -> Frame:
+        return pl.DataFrame(schema=SCHEMA)

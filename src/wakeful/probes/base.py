@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import polars as pl
 import torch
@@ -268,23 +268,6 @@ class MeanProbe(Means, Probe):
         """Add one number for each head, and their mean for the layer."""
         self.put(layer, metric, per_head, **where)
         self.put(layer, metric, float(per_head.mean()), **where)
-
-
-class SumProbe(Probe):
-    """A probe whose rows follow from sums over sequences."""
-
-    def __init__(self) -> None:
-        self.sums: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-        """For each key (such as layer and head): a total, and its count, which broadcasts against
-        it. Their quotient is the mean."""
-
-    def add(self, key: tuple[Any, ...], total: Tensor, count: Tensor | float = 1.0) -> None:
-        """Add to the running total and count of `key`, in float64 on the CPU."""
-        previous_total, previous_count = self.sums.get(key, (0.0, 0.0))
-        total, count = (
-            torch.as_tensor(number, dtype=torch.float64).cpu() for number in (total, count)
-        )
-        self.sums[key] = total + previous_total, count + previous_count
 
 
 def exact_rows(rows: Iterable[tuple[int | None, int | None, str, str, str, float]]) -> Frame:

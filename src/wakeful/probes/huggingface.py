@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
@@ -61,50 +60,40 @@ class HuggingFaceSource:
             {id(table): table for table in tables if isinstance(table, AttentionInterface)}.values()
         )
         self.implementation = attention_implementation(model)
-        # Falcon, which predates the interface, calls SDPA itself.
-        self.calls_sdpa = not self.interfaces and any(
-            "scaled_dot_product_attention" in inspect.getsource(sys.modules[type(block).__module__])
-            for block in self.blocks[:1]
-        )
-        if not self.interfaces and not self.calls_sdpa:
+        if not self.interfaces:
             raise WakefulError(
-                f"{self.name} can't be watched: its attention, if it has any, goes neither through "
-                "Transformers' AttentionInterface nor through scaled_dot_product_attention"
+                f"{self.name} can't be watched: its attention, if it has any, does not go through "
+                "Transformers' AttentionInterface"
             )
-        allowed = KNOWN if self.interfaces else ("sdpa",)
-        if self.implementation not in allowed:
+        if self.implementation not in KNOWN:
             raise WakefulError(
                 f"{self.name} can't be watched with attn_implementation="
-                f"{self.implementation!r}: load it with {' or '.join(map(repr, allowed))}"
+                f"{self.implementation!r}: load it with {' or '.join(map(repr, KNOWN))}"
             )
         self.valid: Bool[Tensor, "B L"] | None = None
         self.masks: dict[tuple[int, int | None], tuple[Tensor, Visibility]] = {}
         """For each mask's id and window: the mask, and what it lets queries see."""
-        self.running: int | None = None
-        """The layer that runs now, None between layers."""
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
         """Send the model's events to `emit` inside the context."""
         with ExitStack() as stack:
             self._hook_hiddens(stack, emit)
-            if self.calls_sdpa:
-                stack.enter_context(_DirectCalls(self, emit))
             for interface in self.interfaces:
                 self._intercept(interface, stack, emit)
             yield
 
     def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
         """Hook the model, until `stack` closes, to emit a `HiddenEvent` for the embedding (layer
-        −1) and for each block; and keep the pass's padding mask in `valid`, the block that runs in
-        `running`, and empty `masks`, the cache of the attention's hooks, around each pass.
+        −1) and for each block; and keep the pass's padding mask in `valid`, and empty `masks`, the
+        cache of the attention's hooks, around each pass.
         """
         signature = inspect.signature(self.model.forward)
 
         def before_model(_name: str, args: tuple, kwargs: dict[str, Any]) -> None:
             mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
             self.masks = {}
-            self.valid = self.running = None
+            self.valid = None
             # A mask of 2 axes (B, L) is one of padding; all true, it hides nothing.
             if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
                 self.valid = mask.bool()
@@ -116,12 +105,10 @@ class HuggingFaceSource:
 
         def before_block(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
             received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
-            self.running = layer
             if layer == 0:
                 emit(HiddenEvent(-1, received[layer], self.valid))
 
         def after_block(layer: int, _args: tuple, output: Any) -> None:
-            self.running = None
             h = stream_of(output)
             emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
@@ -183,37 +170,6 @@ class HuggingFaceSource:
         # "eager" masks nothing by itself, as other implementations do.
         if mask is None and q.shape[2] > 1 and self.implementation == "eager":
             causal = False
-        scaling, sink = kwargs.get("scaling"), kwargs.get("s_aux")
-        if self.implementation == SOFTMAX1 and sink is None:
-            sink = q.new_zeros(q.shape[1])  # softmax-1 adds e^0 to the denominator
-        return self.event(
-            self.layer_of[id(module)], q, k, v, mask,
-            causal=bool(causal),
-            scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            window=kwargs.get("sliding_window"),
-            softcap=kwargs.get("softcap"),
-            sink=sink,
-        )  # fmt: skip
-
-    def event(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        *,
-        causal: bool,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sink: Tensor | None = None,
-    ) -> AttentionEvent:
-        """Return the event of one attention call, its tensors detached.
-
-        Raises:
-            WakefulError: the call has cached keys, or is not causal, so that no metric applies.
-        """
         if q.shape[2] != k.shape[2]:
             raise WakefulError(
                 f"{self.name} attended {q.shape[2]} queries to {k.shape[2]} keys: a watched "
@@ -224,7 +180,10 @@ class HuggingFaceSource:
                 f"{self.name} can't be watched: its tokens attend in both directions, and the "
                 "metrics are of causal decoders"
             )
-        visible: Visibility = None, None
+        scaling, sink = kwargs.get("scaling"), kwargs.get("s_aux")
+        if self.implementation == SOFTMAX1 and sink is None:
+            sink = q.new_zeros(q.shape[1])  # softmax-1 adds e^0 to the denominator
+        window, visible = kwargs.get("sliding_window"), (None, None)
         if mask is not None:
             key = (id(mask), window)
             if key not in self.masks:
@@ -232,9 +191,10 @@ class HuggingFaceSource:
                 self.masks[key] = (mask, visibility(self._pairs(mask), self.valid, window))
             visible = self.masks[key][1]
         return AttentionEvent(
-            layer, q.detach(), k.detach(), v.detach(), scale,
+            self.layer_of[id(module)], q.detach(), k.detach(), v.detach(),
+            q.shape[-1] ** -0.5 if scaling is None else float(scaling),
             window=visible[0], keep=visible[1], valid=self.valid,
-            softcap=softcap, sink=None if sink is None else sink.detach(),
+            softcap=kwargs.get("softcap"), sink=None if sink is None else sink.detach(),
         )  # fmt: skip
 
     def _pairs(self, mask: Tensor) -> Bool[Tensor, "#B L L"]:
@@ -256,31 +216,6 @@ class HuggingFaceSource:
         if mask.shape[1] != 1:
             raise WakefulError(f"{self.name} can't be watched: its heads have different masks")
         return mask[:, 0]
-
-
-class _DirectCalls(TorchFunctionMode):
-    """Emits an event for each `scaled_dot_product_attention` call that a model's layers make."""
-
-    def __init__(self, source: HuggingFaceSource, emit: Emit) -> None:
-        super().__init__()
-        self.source, self.emit = source, emit
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Run a torch function; emit an event if it is SDPA and a block of the model runs."""
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        layer = self.source.running
-        if func is nn.functional.scaled_dot_product_attention and layer is not None:
-            call = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
-            q, mask, scale = call["query"], call.get("attn_mask"), call.get("scale")
-            event = self.source.event(
-                layer, q, call["key"], call["value"], mask,
-                # A mask is examined itself, and a single query sees no later key.
-                causal=mask is not None or bool(call.get("is_causal")) or q.shape[2] == 1,
-                scale=q.shape[-1] ** -0.5 if scale is None else scale,
-            )  # fmt: skip
-            self.emit(event)
-        return output
 
 
 def stream_of(output: Any) -> Float[Tensor, "*B D"]:

@@ -1,7 +1,5 @@
 """Attention collapse: the ranks of heads, and layers that are lazy."""
 
-import math
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -31,54 +29,40 @@ class Ranks(MeanProbe):
     of ‖A‖_F²; the layer's row is the mean over heads. `lazy` is 1 where the layer's rank is at most
     `lazy_rank`, and `near_rank_1` counts such heads.
 
-    Past `max_tokens` a sequence, or once `seconds` have been spent, ranks that cheap certificates
-    do not settle are reported as bounds: the row's kind is "bound", its value the upper one, and a
-    row of variant `at_least` has the lower; `lazy` and `near_rank_1` then count what is proved.
+    Past `max_tokens` a sequence, ranks that cheap certificates do not settle are reported as
+    bounds: the row's kind is "bound", its value the upper one, and a row of variant `at_least` has
+    the lower; `lazy` and `near_rank_1` then count what is proved.
     Rows do not carry τ: give a watch one `Ranks`.
     """
 
-    def __init__(
-        self,
-        *,
-        tau: float = 0.9,
-        lazy_rank: float = 2.0,
-        max_tokens: int = 2048,
-        seconds: float = math.inf,
-    ) -> None:
+    def __init__(self, *, tau: float = 0.9, lazy_rank: float = 2.0, max_tokens: int = 2048) -> None:
         if not 0 < tau < 1:
             raise WakefulError(f"tau is {tau}: it is a fraction of the energy, between 0 and 1")
         super().__init__()
         self.tau = tau
         self.lazy_rank = lazy_rank
         self.max_tokens = max_tokens
-        self.seconds = seconds
-        self.spent = 0.0
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add every head's rank and mass columns, and the time that it takes to `spent`."""
+        """Add every head's rank and mass columns."""
         for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
-            started = time.perf_counter()
             for head, bounds in enumerate(self.bounds(sequence, statistics)):
                 self._put(event.layer, head, bounds)
             columns = mass_columns(statistics.column_energy, self.tau).double()
             self.put_heads(event.layer, "mass_columns", columns)
-            self.spent += time.perf_counter() - started
 
     def bounds(self, sequence: AttentionInputs, statistics: TileStatistics) -> list[RankBounds]:
         """Return bounds of every head's rank, equal where it is known.
 
         The sums in `statistics` bound all ranks; those that they leave open are calculated, or in a
-        sequence of more than `max_tokens` bounded more tightly, until `seconds` are spent.
+        sequence of more than `max_tokens` bounded more tightly.
         """
         all_bounds = column_bounds(
             statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
         )
-        started = time.perf_counter()
 
         def tighten(head: int) -> RankBounds:
-            """Return a head's rank, or the best bounds that length and time allow."""
-            if self.spent + time.perf_counter() - started > self.seconds:
-                return all_bounds[head]
+            """Return a head's rank, or the best bounds that the length allows."""
             if sequence.length > self.max_tokens:
                 energy = statistics.column_energy[head]
                 return all_bounds[head].meet(top_columns_bounds(sequence, head, energy, self.tau))

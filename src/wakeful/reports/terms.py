@@ -44,8 +44,6 @@ TERMS = {
     "entropy": "how evenly attention falls on tokens; low means on few",
     "importance": "the mean attention that all queries give a token",
     "top_importance": "the mean attention of the tokens that have most of it",
-    "leading_importance": "the mean attention of the token that has most of it",
-    "leading_key": "the place of the token that has most attention; 0 is the first",
     "value_drain": "value drain: a sink's value shrinks so that attending to it adds nothing",
     "value_eigenvalue": "how strongly the values point one way",
     "generated_eigenvalue": "the same of values before a route mixes them",

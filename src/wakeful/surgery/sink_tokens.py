@@ -93,7 +93,6 @@ def choose_sink_tokens(
     *,
     preferred: int | None = None,
     opening: Sequence[int] = (),
-    before: Sequence[int] = (),
     known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
@@ -108,7 +107,6 @@ def choose_sink_tokens(
         candidates: token ids, at least one.
         preferred: BOS, which is chosen if it is as good as the best.
         opening: tokens that the uncured model reads before each window.
-        before: tokens already chosen, which are stored before the candidate.
         known: trials on these windows that need not be measured again.
         on_progress: called with the number of candidates measured and of all candidates.
 
@@ -117,21 +115,16 @@ def choose_sink_tokens(
     """
     trial_by_tokens = {trial.tokens: trial for trial in known}
     uncured = trial_by_tokens.get(()) or measure_trial(decoder, windows, (), opening=opening)
-    # Trials that store one token more than those already chosen.
-    known_by_candidate = {
-        tokens[-1]: trial
-        for tokens, trial in trial_by_tokens.items()
-        if tokens and tokens[:-1] == tuple(before)
-    }
+    known_by_candidate = {tokens[0]: trial for tokens, trial in trial_by_tokens.items() if tokens}
 
     def with_stored(token: int) -> Decoder:
-        return store_prefix(decoder, [*before, token])
+        return store_prefix(decoder, [token])
 
     trials = race_tokens(
         candidates,
         windows,
         losses_of=lambda token, rows: losses_after_opening(with_stored(token), rows),
-        begin=lambda token, rows: measure_trial(with_stored(token), rows, (*before, token)),
+        begin=lambda token, rows: measure_trial(with_stored(token), rows, (token,)),
         known=known_by_candidate,
         preferred=preferred,
         on_progress=on_progress,

@@ -15,7 +15,7 @@ from wakeful_papers.exhibits.run_figures import DAMAGE, DOMAIN, INCREASE, PLAIN,
 Curve = tuple[np.ndarray, np.ndarray]
 """Where it was measured, and what."""
 PICTURES = ("attention_picture", "mean_attention", "hidden_picture")
-"""Metrics of `probes.patterns`: cells of a picture."""
+"""Metrics of `probes.pictures`: cells of a picture."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, SumProbe, exact_rows, first_and_rest
+from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, exact_rows, first_and_rest
+from wakeful_papers.probes.sums import SumProbe
 
 
 class ChannelOverlap(SumProbe):

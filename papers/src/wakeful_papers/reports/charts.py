@@ -8,7 +8,6 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from wakeful.diagnosis import heads
 from wakeful.estimates import mean_and_error
 from wakeful.probes.base import Frame
 from wakeful.reports.charts import (
@@ -28,6 +27,7 @@ from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import At, Results, figure_of, relative
 from wakeful_papers.exhibits.exhibit import Exhibit
 from wakeful_papers.exhibits.figures import Curve, SeenRow
+from wakeful_papers.reports import pictures
 
 _PRINTED = "in the paper"
 _MOST_POINTS = 400
@@ -230,7 +230,7 @@ def mean_attention(names: Names) -> Titled:
     """
     title = "mean attention of all heads and layers"
     return _pictured(
-        names, "mean_attention", title, lambda display, _: heads.mean_attention(display)
+        names, "mean_attention", title, lambda display, _: pictures.mean_attention(display)
     )
 
 
@@ -238,7 +238,7 @@ def hidden_magnitude(names: Names) -> Titled:
     """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
     title = "magnitude of hidden states, mean over layers"
     return _pictured(
-        names, "hidden_picture", title, lambda display, _: heads.hidden_states(display)
+        names, "hidden_picture", title, lambda display, _: pictures.hidden_states(display)
     )
 
 
@@ -254,24 +254,24 @@ def attention_of_layers(names: Names, *, at: Sequence[float] = (), by_rank: bool
             return [int(layers[ranks.argmax()]), int(layers[ranks.argmin()])]
         return list(dict.fromkeys(max(1, round(share * depth)) for share in at))
 
-    def draw(shown: heads.Labeled, of: Sequence[SeenRow]) -> Drawing | None:
+    def draw(shown: pictures.Labeled, of: Sequence[SeenRow]) -> Drawing | None:
         found, most = [], 0
         for (label, rows), seen in zip(shown, of, strict=True):
-            cells = heads.parse_cells(rows, "row", "column", "layer")
+            cells = pictures.parse_cells(rows, "row", "column", "layer")
             mean = cells.group_by("layer", "row", "column", maintain_order=True).agg(
                 pl.col("value").mean()
             )
             layers = chosen(seen, rows)
             most = max(most, len(layers))
             found += [(f"{label}, layer {layer}", mean.filter(layer=layer - 1)) for layer in layers]
-        return heads.squares(found, most)
+        return pictures.squares(found, most)
 
     return _pictured(names, "attention_picture", "attention, mean over a layer’s heads", draw)
 
 
 def _pictured(
     names: Names, metric: str, title: str,
-    draw: Callable[[heads.Labeled, Sequence[SeenRow]], Drawing | None],
+    draw: Callable[[pictures.Labeled, Sequence[SeenRow]], Drawing | None],
 ) -> Titled:  # fmt: skip
     """Draw a picture of the first seed's models, a drawing a group."""
     results = names.results

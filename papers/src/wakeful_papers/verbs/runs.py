@@ -27,7 +27,6 @@ from wakeful.loading.reading import open_evaluation_data
 from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance
 from wakeful.probes.base import SCHEMA, Frame, Probe
-from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
 from wakeful.quantization.convert import quantize_module
 from wakeful.quantization.measure import measure_damage
@@ -52,6 +51,7 @@ from wakeful_papers.probes.channels import ChannelOverlap, LargestWeights
 from wakeful_papers.probes.generated import GeneratedValues
 from wakeful_papers.probes.gradients import query_key_gradients
 from wakeful_papers.probes.mappings import Mappings
+from wakeful_papers.probes.pictures import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful_papers.probes.positions import Positions, Spectrum
 from wakeful_papers.probes.rotated import RotatedShape
 from wakeful_papers.reports.reproduction import RunFacts
@@ -267,7 +267,7 @@ def _inherited(
     if plan.reference_of(job.group) is not None:
         answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, display)
         figures = {"loss": summary.reference.loss}
-        figures["parameters"] = float(summary.sizes.reference.parameters)
+        figures["parameters"] = float(summary.reference.parameters)
         found[job.group, "reference", seed] = SeenRow(figures).besides(None, answers)
     for arm in arms:
         row = "heir" if arm.arm == summary.final else arm.arm

@@ -4,25 +4,17 @@ Shapes: S picture size (bins), L tokens, D model width.
 """
 
 from collections.abc import Collection, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
-import polars as pl
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import (
-    SCHEMA,
-    AttentionEvent,
-    Frame,
-    HiddenEvent,
-    Probe,
-    SumProbe,
-    exact_rows,
-)
+from wakeful.probes.base import AttentionEvent, Frame, HiddenEvent, exact_rows
 from wakeful.probes.streaming import AttentionInputs, head_weights, tiles
+from wakeful_papers.probes.sums import SumProbe
 
 
 class AttentionPictures(SumProbe):
@@ -138,47 +130,6 @@ class MeanAttention(SumProbe):
             (None, None, pixel, "mean_attention", "paper", value)
             for pixel, value in (_pixels(self.picture()) if self.sums else ())
         )
-
-
-class FirstAttention(Probe):
-    """Every head's weights among the first `tokens` positions of the first sequence alone, where
-    each row and column is a token with a text. They are no metric: `frame()` has them.
-    """
-
-    COLUMNS: ClassVar[dict[str, type]] = {
-        "layer": pl.Int64, "head": pl.Int64, "query": pl.Int64, "key": pl.Int64,
-        "value": pl.Float64,
-    }  # fmt: skip
-
-    def __init__(self, *, tokens: int = 24) -> None:
-        self.tokens = tokens
-        self.weights: dict[int, list[list[list[float]]]] = {}
-
-    def see_attention(self, event: AttentionEvent) -> None:
-        """Keep the weights of the first sequence that a layer sees; others are left out."""
-        if event.layer in self.weights:
-            return
-        first = event.sequences[0]
-        self.weights[event.layer] = [
-            head_weights(first, head, self.tokens).tolist() for head in range(first.num_heads)
-        ]
-
-    def frame(self) -> Frame:
-        """Return one row for each weight: layer, head, query, key, value. Zeros above the diagonal
-        are left out.
-        """
-        rows = [
-            (layer, head, query, key, value)
-            for layer, heads in sorted(self.weights.items())
-            for head, weights in enumerate(heads)
-            for query, line in enumerate(weights)
-            for key, value in enumerate(line)
-            if key <= query or value > 0
-        ]
-        return pl.DataFrame(rows, schema=self.COLUMNS, orient="row")
-
-    def rows(self) -> Frame:
-        return pl.DataFrame(schema=SCHEMA)
 
 
 class HiddenPicture(SumProbe):
