@@ -13,6 +13,7 @@ from benchmarks.models import (
     training_step,
 )
 from benchmarks.timing import Ratio, compare
+from wakeful_papers import depth, norms, routes  # noqa: F401  # rows below name their classes
 
 BATCH, LENGTH = 4, 256
 VARIANTS = (
@@ -30,11 +31,11 @@ VARIANTS = (
     ("output gate", {"route": "output_gate"}, "<= 1.05"),
     ("output gate, 12 channels", {"route": "output_gate(channels=12)"}, "<= 1.05"),
     ("output gate per channel", {"route": 'output_gate(per="channel")'}, "<= 1.05"),
-    ("XSA", {"route": "xsa"}, "<= 1.05"),
+    ("XSA", {"route": "wakeful_papers.routes:XSA"}, "<= 1.05"),
     ("LayerNorm scaling", {"norm": "layernorm_scaling"}, "<= 1.05"),
-    ("gated norm", {"norm": "gated_norm"}, "<= 1.05"),
-    ("pre-affine norm", {"norm": "pre_affine"}, "<= 1.05"),
-    ("x0 lambdas", {"depth": "x0_lambdas"}, "<= 1.05"),
+    ("gated norm", {"norm": "wakeful_papers.norms:GatedNorm"}, "<= 1.05"),
+    ("pre-affine norm", {"norm": "wakeful_papers.norms:PreAffine"}, "<= 1.05"),
+    ("x0 lambdas", {"depth": "wakeful_papers.depth:X0Lambdas"}, "<= 1.05"),
 )
 AGAINST_THE_FIELD = ("ResFormer, learnable", "SVFormer", "DenseFormer")
 

@@ -47,7 +47,6 @@ OURS: dict[str, dict[str, Any]] = {
     "svformer": {"route": "svformer"},
     "resformer": {"route": 'resformer(mode="learnable")'},
     "cla": {"route": "cla"},
-    "crosslayer": {"route": "crosslayer"},
     "value_embedding": {"route": "value_embedding"},
     "cured": {"normalizer": "softmax1(learned=True)", "norm": "rmsnorm_single"},
     "mudd": {"depth": "mudd"},

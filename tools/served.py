@@ -32,6 +32,7 @@ from wakeful.hf.weights_out import stock_architecture
 from wakeful.loading.load import read_decoder
 from wakeful.model import Decoder, ModelConfig, generate, initialize
 from wakeful.surgery import learned_sinks, rotate, store_prefix
+from wakeful_papers import norms  # noqa: F401  # a model below names one of its classes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, MEASURED = ROOT / "docs" / "serve.md", ROOT / "docs" / "served.json"
@@ -60,7 +61,9 @@ TRAINED: dict[str, dict[str, Any]] = {
     'route = "cla(group=2)", normalizer = "softmax1"': {
         "route": "cla(group=2)", "normalizer": "softmax1",
     },
-    'route = "output_gate", norm = "gated_norm"': {"route": "output_gate", "norm": "gated_norm"},
+    'route = "output_gate", norm = "wakeful_papers.norms:GatedNorm"': {
+        "route": "output_gate", "norm": "wakeful_papers.norms:GatedNorm",
+    },
     'depth = "mudd", placement = "peri"': {"depth": "mudd", "placement": "peri"},
     'depth = "hyper_connections"': {"depth": "hyper_connections"},
     'a GPT-2 with normalizer = "softmax1"': {

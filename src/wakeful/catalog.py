@@ -8,22 +8,17 @@ from wakeful.errors import WakefulError, did_you_mean
 
 NAMES: dict[str, tuple[str, ...]] = {
     "routes": (
-        "own", "attention_residual", "cla", "crosslayer", "dense", "differential", "gated",
-        "head_norm", "identity_mapping", "key_residual", "neutreno", "on_layers", "output_gate",
-        "previous_value", "query_residual", "resformer", "shared_keys", "shared_queries",
-        "svformer", "then", "value_embedding", "value_norm", "value_scale", "xsa",
+        "own", "cla", "dense", "differential", "gated", "neutreno", "on_layers", "output_gate",
+        "resformer", "shared_keys", "shared_queries", "svformer", "then", "value_embedding",
     ),
     "depth": (
-        "residual", "attention_residuals", "denseformer", "embedding_residual",
-        "hyper_connections", "mhc", "mudd", "oasis", "residual_gate", "x0_lambdas",
+        "residual", "attention_residuals", "denseformer", "hyper_connections", "mhc", "mudd",
     ),
     "normalizers": (
         "softmax", "clipped_softmax", "query_sink", "relu", "sigmoid", "softcap", "softmax1",
         "softpick",
     ),
-    "norms": (
-        "rmsnorm", "rmsnorm_single", "layernorm", "gated_norm", "layernorm_scaling", "pre_affine",
-    ),
+    "norms": ("rmsnorm", "rmsnorm_single", "layernorm", "layernorm_scaling"),
     "placements": ("pre", "mixed", "peri", "post", "reordered"),
     "ropes": ("plain", "linear", "llama3"),
     "embeddings": ("plain", "projected", "scaled"),

@@ -16,7 +16,6 @@ from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.depth import SublayerMix
 from wakeful.errors import WakefulError
 from wakeful.placements import Placement
-from wakeful.routes.base import Read, ValueRoute
 from wakeful.variants import build
 
 pytestmark = [
@@ -37,25 +36,11 @@ def decides_twice(depth: str, placement: str) -> bool:
     return over and isinstance(build("depth", depth), SublayerMix)
 
 
-def lacks_a_sink(route: str, normalizer: str) -> bool:
-    """Whether a route reads an earlier layer's sink, of a normalizer that cannot have one."""
-    found: ValueRoute = build("routes", route)
-    found.attach(tiny_config().shape, range(LAYERS))
-    reads = frozenset[Read]().union(*(each.reads(LAYERS - 1) for each in found.routes(LAYERS - 1)))
-    fused = build("normalizers", normalizer).fused
-    return not fused and any(read.kind == "sink" for read in reads)
-
-
 RULES = {
     ("depth", "placements"): (
         decides_twice,
         r"^model.depth = .* decides how each sublayer's output is added, and so does "
         r"model.placement = .*: keep one of them$",
-    ),
-    ("routes", "normalizers"): (
-        lacks_a_sink,
-        r"^model.normalizer = .* has no constant in its denominator, which model.route reads in "
-        r"later layers: take softmax or softmax1, or another route$",
     ),
 }
 """What is refused of two folders' variants, and in what words: docs/routes.md says the same."""

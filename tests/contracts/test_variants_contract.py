@@ -326,7 +326,6 @@ COMPILED_SLOWLY = [
     "gated",
     'resformer(mode="plus")',
     "svformer",
-    "crosslayer",
     "dense",
     "cla",
 ]
@@ -365,7 +364,7 @@ def test_compiling_the_whole_graph_changes_nothing():
 
 
 BASES = {
-    "routes": ["ValueRoute", "Gates", "_Residual", "_Projection", "_Sharing"],
+    "routes": ["ValueRoute", "Gates", "_Sharing"],
     "depth": ["DepthMix", "SublayerMix"],
     "normalizers": ["Normalizer", "_Separate"],
     "norms": ["Norm"],

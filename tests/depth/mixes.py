@@ -13,17 +13,6 @@ from torch import Tensor
 from routes.reference import Model
 
 
-def x0_lambdas(m: Model, s: int) -> Tensor:
-    a, b = m.w["depth.stream"], m.w["depth.embedded"]
-    x = m.f[0]
-    for sublayer in range(1, s + 1):
-        n = (sublayer + 1) // 2
-        x = x + m.f[sublayer - 1] if sublayer > 1 else x
-        if sublayer % 2 == 1 and n <= m.N:
-            x = a[n - 1] * x + b[n - 1] * m.f[0]
-    return x
-
-
 def attention_residuals(layers: int) -> Callable:
     """Sums of the outputs of `layers` layers; 0: each output by itself."""
 
@@ -108,37 +97,6 @@ def manifold(m: Model, s: int) -> Tensor:
     raise AssertionError
 
 
-def residual_gate(T: float) -> Callable:
-    def reads(m: Model, s: int) -> Tensor:
-        x = m.f[0]
-        for sublayer in range(1, s):
-            beta = 1 / (1 + torch.exp(-m.w[f"depth.gates.{sublayer - 1}"] / T))
-            alpha = torch.sqrt(torch.clamp(1 - beta**2, min=1e-3))
-            x = alpha * x + beta * m.f[sublayer]
-        return x
-
-    return reads
-
-
-def oasis(m: Model, s: int) -> Tensor:
-    if s == 1:
-        return m.f[0]
-    nulls = [torch.zeros(m.f[0].shape[:2]).double()]
-    for j in range(1, s):
-        n = (j + 1) // 2
-        left = 1 / (1 + torch.exp(m.scores(m.Q[n], m.K[n], n)).sum(-1))  # (B, H, L)
-        nulls.append(left.mean(1))
-    w, b = m.w[f"depth.queries.{s}"], m.w[f"depth.couplings.{s}"]
-    c = torch.log(1 + torch.exp(b))
-    g = [
-        (v / torch.sqrt((v * v).mean(-1, keepdim=True) + 1e-6) * w).sum(-1)
-        - c * (nulls[j] - sum(nulls) / s)
-        for j, v in enumerate(m.f[:s])
-    ]
-    total = 1 + sum(torch.exp(each) for each in g)
-    return sum((torch.exp(g[j]) / total)[..., None] * m.f[j] for j in range(s))
-
-
 def mudd(m: Model, s: int) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     if s == 1:
         return m.f[0]
@@ -164,7 +122,6 @@ def mudd_ways(m: Model, n: int) -> list[Tensor]:
 
 
 READS: dict[str, Callable] = {
-    "x0_lambdas": x0_lambdas,
     "attention_residuals": attention_residuals(0),
     "attention_residuals(layers=1)": attention_residuals(1),
     "attention_residuals(layers=3)": attention_residuals(3),
@@ -174,8 +131,5 @@ READS: dict[str, Callable] = {
     "mhc": manifold,
     "mhc(streams=1)": manifold,
     'mhc(streams=3, mixing="identity")': manifold,
-    "residual_gate": residual_gate(0.3),
-    "residual_gate(temperature=1.0)": residual_gate(1.0),
-    "oasis": oasis,
     "mudd": mudd,
 }

@@ -88,18 +88,6 @@ def test_manifold_hyper_connections_are_those_of_released_models(model, name, mi
     torch.testing.assert_close(last, loaded("HyperHead", 8, "hc_")(after), rtol=1e-4, atol=1e-5)
 
 
-def test_residual_gates_are_those_of_a_released_model():
-    theirs = transformers_class("muse_spark", "MuseSparkResidualGate")
-    decoder = tiny_decoder(depth="residual_gate", dtype=torch.float32, noise=1.0)
-    config = SimpleNamespace(hidden_size=16, residual_gate_temperature=0.3)
-    x, out = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
-    for sublayer, gate in enumerate(decoder.depth.gates):
-        module = theirs(config)
-        module.load_state_dict({"gate": gate})
-        found, _ = decoder.depth.step(sublayer + 1, x, out, ())
-        torch.testing.assert_close(found, module(x, out))
-
-
 def test_mixing_is_doubly_stochastic_and_starts_with_streams_alike():
     shares = sinkhorn(torch.randn(7, 4, 4).double() * 3, 200)
     for axis in (-1, -2):
@@ -108,30 +96,6 @@ def test_mixing_is_doubly_stochastic_and_starts_with_streams_alike():
     mix = tiny_decoder(depth="mhc", noise=0).depth
     assert torch.equal(mix.biases[0][:4], torch.full((4,), -math.log(3)).double().float().double())
     assert all((scales == 0.01).all() for scales in (s.float() for s in mix.scales))
-
-
-def test_oasis_is_told_what_softmax1_gives_to_no_key():
-    """With the authors' softmax-1 the share is the one that the attention itself leaves."""
-    for normalizer in ("softmax1", "softmax1(learned=True)", "query_sink"):
-        decoder = tiny_decoder(depth="oasis", normalizer=normalizer)
-        told: list[torch.Tensor] = []
-        left: list[torch.Tensor] = []
-        noticed = decoder.depth.update_null_share
-
-        def note(null, state, told=told, noticed=noticed):
-            told.append(null)
-            return noticed(null, state)
-
-        def see(dot, args, kwargs, left=left):
-            ones = torch.ones_like(args[2])
-            left.append(1 - dot.forward(args[0], args[1], ones, **kwargs)[..., 0])
-
-        decoder.depth.update_null_share = note
-        for block in decoder.blocks:
-            block.attention.dot.register_forward_pre_hook(see, with_kwargs=True)
-        decoder(some_tokens(2, 9))
-        for one, other in zip(told, left, strict=True):
-            torch.testing.assert_close(one, other.mean(-1))
 
 
 def test_denseformer_keeps_the_weights_its_sparser_forms_need():
@@ -149,7 +113,6 @@ def test_denseformer_keeps_the_weights_its_sparser_forms_need():
 
 def test_only_the_hiddens_that_are_read_are_kept():
     assert Decoder(tiny_config())._kept_hiddens == set()
-    assert Decoder(tiny_config(depth="embedding_residual"))._kept_hiddens == {0}
     assert Decoder(tiny_config(depth="denseformer"))._kept_hiddens == {0, 1, 2, 3}
     assert Decoder(tiny_config(depth="denseformer(period=4, dilation=2)"))._kept_hiddens == {0, 2}
 
@@ -163,11 +126,9 @@ def test_only_the_hiddens_that_are_read_are_kept():
         ("denseformer(period=5)", "longer than the 4 layers"),
         ("mhc(streams=0)", "streams and iterations must be at least 1"),
         ("mhc(mixing='none')", "mixing must be"),
-        ("residual_gate(temperature=0.0)", "temperature must be positive"),
         ("resformer", "unknown depth mix .resformer."),
         ("denseformr", "did you mean 'denseformer'"),
         ("denseformer(dilation=2.5)", "dilation must be int"),
-        ("embedding_residual(weight='x')", "weight must be float"),
     ],
 )
 def test_what_makes_no_sense_is_refused(expression, message):

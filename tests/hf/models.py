@@ -15,7 +15,6 @@ VARIANTS = {
     "two anchors": {"route": "svformer(anchors=[0, 2])"},
     "cla": {"route": "cla"},
     "resformer": {"route": 'resformer(mode="learnable")'},
-    "crosslayer": {"route": "crosslayer"},
     "softmax-1": {"normalizer": "softmax1", "tied": True},
     "learned sink": {"normalizer": "softmax1(learned=True)", "route": "resformer"},
     "denseformer": {"depth": "denseformer"},

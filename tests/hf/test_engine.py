@@ -15,10 +15,10 @@ from wakeful.model.attend import attend
 (NAME,) = ENGINES
 MODELS = {
     "vanilla": {},
-    "resformer": {"route": 'resformer(mode="learnable")', "norm": "gated_norm"},
+    "resformer": {"route": 'resformer(mode="learnable")'},
     "svformer": {"route": "svformer(anchors=[0, 2])", "normalizer": "softmax1(learned=True)"},
     "cla": {"route": "cla", "normalizer": "softmax1(start=-0.5)", "scale_logits_by_layer": True},
-    "gates": {"route": "then(output_gate, neutreno, xsa)", "mlp_rotation": True},
+    "gates": {"route": "then(output_gate, neutreno)", "mlp_rotation": True},
     "tokens": {"route": "value_embedding", "depth": "mudd", "placement": "peri"},
     "gpt-2": {"norm": "layernorm", "positions": "learned", "mlp": "gelu", "bias": True},
     "windows": {
@@ -130,7 +130,6 @@ def test_texts_in_one_row_are_computed_as_each_alone(name: str, interface) -> No
     [
         ({"normalizer": "sigmoid"}, "model.normalizer"),
         ({"route": "differential"}, "model.route"),
-        ({"route": "crosslayer"}, "model.route"),
         ({"stored_prefix": 2}, "model.stored_prefix = 2"),
         ({"stored_prefix": 1, "normalizer": "softmax1"}, "model.normalizer = softmax1"),
     ],

@@ -92,10 +92,10 @@ OWN = {name: VARIANTS[name] for name in ("learned sink", "no positions", "odd pa
         "normalizer": "softmax1(learned=True)",
     },
     "a part of every kind": {
-        "route": "then(value_embedding, output_gate, xsa)",
+        "route": "then(value_embedding, output_gate)",
         "depth": "mudd",
         "normalizer": "clipped_softmax",
-        "norm": "gated_norm",
+        "norm": "layernorm_scaling",
         "placement": "peri",
     },
 }

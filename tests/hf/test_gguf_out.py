@@ -95,7 +95,7 @@ def test_what_a_file_says_of_itself_is_checked(tokenizer: Tokenizer, tmp_path: P
         (b'"num_layers": 2', b'"num_layers": 3', r"no tensor model\.layers\.2\."),
         (b'"mlp_width": 96', b'"mlp_width": 98', "the configuration makes it"),
         (b'{"vocab_size"', b'["vocab_size"', "wakeful.model holds no JSON object"),
-        (b'"route": "own"', b'"route": "xsa"', "no architecture that a GGUF file holds"),
+        (b'"route": "own"', b'"route": "cla"', "no architecture that a GGUF file holds"),
         (b'"tokenizer.json"', b'"../../her.json"', "not a tokenizer's"),
     ):
         assert data.count(old) == 1, old

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
-from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.bridge import bridge
 from wakeful.inheritance.layers import LayerMap
@@ -180,10 +179,3 @@ def test_the_first_token_apart_comes_out_in_the_references_direction(
     expected = (y * (x.norm() / y.norm()).sqrt() - (x - added[0])) / before
     cosine = torch.cosine_similarity(down[0], expected, dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=1e-9)
-
-
-@pytest.mark.parametrize("norm", ["gated_norm(rank=3)", "pre_affine"])
-def test_norms_that_do_more_than_scale_are_refused(norm: str) -> None:
-    reference = tiny_decoder(placement="peri", norm=norm)
-    with pytest.raises(WakefulError, match=r"model\.norm = .* --bridge\.map none"):
-        bridge(inherit_blocks(reference, LAYERS), reference, LAYERS, TOKENS)

@@ -80,17 +80,6 @@ def test_the_library_s_own_definition_agrees(name, kind):
         assert (total < 1).all()
 
 
-def test_copies_are_stretches_that_each_begin_anew():
-    case = Case(5, 7, 4, 2)
-    q, k, v, sink = heads(case)
-    _, k2, v2, _ = heads(case, seed=1)
-    keep = plain_keep(case)
-    both = torch.cat([k, k2], 1), torch.cat([v, v2], 1)
-    out = attend(q, *both, scale=0.3, sink=sink, copies=2)
-    expected = definition(q, *both, sink, keep.repeat(1, 1, 2), 0.3)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-
-
 def test_masks_by_hand():
     expected = {
         (3, 3): [[1, 0, 0], [1, 1, 0], [1, 1, 1]],

@@ -255,7 +255,7 @@ def test_a_tied_model_is_saved_once_and_loaded_back(tmp_path):
 
 
 def test_recomputing_happens_in_training_only():
-    decoder = tiny_decoder(route="crosslayer", normalizer="softmax1")
+    decoder = tiny_decoder(route="differential", normalizer="softmax1")
     decoder.checkpoint_activations = True
     runs = 0
 

@@ -228,12 +228,6 @@ def differential(name: str, V: Callable) -> Callable:
     return U
 
 
-def resformer_differential_xsa(m: Model, n: int) -> Tensor:
-    mixed = 0.5 * m.V[n] + 0.5 * m.V[1]
-    u = differential("route.parts.1", lambda m, n: mixed)(m, n)
-    return u - (u * mixed).sum(-1, keepdim=True) / (mixed * mixed).sum(-1, keepdim=True) * mixed
-
-
 def output_gate(m: Model, n: int) -> Tensor:
     g = sigmoid(opening(m, n, "route")).unflatten(-1, (m.H, -1))  # (B, L, H, 1 or d)
     return own(m, n) * g.transpose(1, 2)
@@ -241,46 +235,6 @@ def output_gate(m: Model, n: int) -> Tensor:
 
 def softplus_gate(m: Model, n: int) -> Tensor:
     return own(m, n) * torch.log(1 + torch.exp(opening(m, n, "route"))).transpose(1, 2)[..., None]
-
-
-def divided(heads: Tensor) -> Tensor:
-    return heads / torch.sqrt((heads * heads).mean(-1, keepdim=True) + 1e-6)
-
-
-def head_norm(m: Model, n: int) -> Tensor:
-    return divided(own(m, n)) * m.w.get(f"route.scales.{n - 1}", 1.0)
-
-
-def gated_head_norm(m: Model, n: int) -> Tensor:
-    """Muse Spark's: the norm first, then the gate."""
-    g = sigmoid(opening(m, n, "route.parts.1")).unflatten(-1, (m.H, -1))
-    return divided(own(m, n)) * g.transpose(1, 2)
-
-
-def value_norm(m: Model, n: int) -> Tensor:
-    return m.A(n) @ divided(m.V[n])
-
-
-def value_scale(m: Model, n: int) -> Tensor:
-    theta = m.w[f"route.exponents.{n - 1}"]
-    C = m.c.width * m.d * 0.02**2 * torch.exp(theta)
-    C = torch.stack([C[head * m.G // m.H] for head in range(m.H)])[:, None, None]
-    r = (m.V[n] * m.V[n]).sum(-1, keepdim=True)
-    return m.A(n) @ (r / (r + C) * m.V[n])
-
-
-def xsa(m: Model, n: int) -> Tensor:
-    u, v = own(m, n), m.V[n]
-    a = m.w["route.strengths"][n - 1] if "route.strengths" in m.w else torch.tensor([torch.inf])
-    inner = (u * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True)
-    return u - torch.tanh(a)[:, None, None] * inner * v
-
-
-def resformer_xsa(m: Model, n: int) -> Tensor:
-    """What is taken out is the value in use, which ResFormer has mixed."""
-    v = 0.5 * m.V[n] + 0.5 * m.V[1]
-    u = m.A(n) @ v
-    return u - (u * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True) * v
 
 
 def neutreno(m: Model, n: int) -> Tensor:
@@ -335,38 +289,6 @@ def cla_resformer(m: Model, n: int) -> Tensor:
     return m.A(n, K=m.K[leader]) @ values
 
 
-def residual_on(what: str) -> Callable:
-    def U(m: Model, n: int) -> Tensor:
-        half = 0.5 * getattr(m, what)[n] + 0.5 * getattr(m, what)[1]
-        return m.A(n, **{what: half}) @ m.V[n]
-
-    return U
-
-
-def weighted_previous(m: Model, n: int) -> Tensor:
-    return m.A(n) @ (0.5 * m.V[n] + 0.5 * m.V[n - 1]) if n > 1 else own(m, n)
-
-
-def attention_residual(m: Model, n: int) -> Tensor:
-    return (0.5 * m.A(n) + 0.5 * m.A(1)) @ m.V[n]
-
-
-def crosslayer(other: Callable[[int], int]) -> Callable:
-    def U(m: Model, n: int) -> Tensor:
-        if n == 1:
-            return own(m, n)
-        o = other(n)
-        scores = torch.cat([m.scores(m.Q[n], m.K[n], n), m.scores(m.Q[n], m.K[o], n)], dim=-1)
-        return m.softmax(scores, n) @ torch.cat([m.V[n], m.V[o]], dim=2)
-
-    return U
-
-
-def identity_mapping(m: Model, n: int) -> Tensor:
-    earlier = [m.V[i] for i in range(1, n)]
-    return own(m, n) + (sum(earlier) / len(earlier) if earlier else 0.0)
-
-
 ROUTES: dict[str, Callable] = {
     "own": own,
     "resformer": weighted(lambda m, n: (0.5, 0.5), later),
@@ -384,19 +306,10 @@ ROUTES: dict[str, Callable] = {
     "value_embedding(every=1, peak=2.0, channels=0)": value_embedding(1, 2.0),
     "value_embedding(every=3)": value_embedding(3, 3.0),
     "differential": differential("route", lambda m, n: m.V[n]),
-    "then(resformer, differential, xsa(learned=False))": resformer_differential_xsa,
     "output_gate(channels=12)": output_gate,
     "output_gate": output_gate,
     'output_gate(per="channel")': output_gate,
     'output_gate(gate="softplus")': softplus_gate,
-    "head_norm": head_norm,
-    "head_norm(scale=False)": head_norm,
-    'then(head_norm(scale=False), output_gate(per="channel"))': gated_head_norm,
-    "value_norm": value_norm,
-    "value_scale": value_scale,
-    "xsa": xsa,
-    "xsa(learned=False)": xsa,
-    "then(resformer, xsa(learned=False))": resformer_xsa,
     "neutreno": neutreno,
     "then(resformer, neutreno(lam=0.2))": resformer_neutreno,
     "then(neutreno(lam=0.2), resformer)": neutreno_resformer,
@@ -410,13 +323,6 @@ ROUTES: dict[str, Callable] = {
     "cla": cla(2),
     "cla(group=3)": cla(3),
     "then(cla(group=2), on_layers([2], resformer))": cla_resformer,
-    "previous_value": weighted_previous,
-    "query_residual": residual_on("Q"),
-    "key_residual": residual_on("K"),
-    "attention_residual": attention_residual,
-    "crosslayer": crosslayer(lambda n: n - 1),
-    'crosslayer(other="first")': crosslayer(lambda n: 1),
-    "identity_mapping": identity_mapping,
     'on_layers(range(1, 3), resformer(mode="constant", scale=5.0))': weighted(
         lambda m, n: (5.0, 1.0), lambda n: n in (2, 3)
     ),
@@ -450,17 +356,12 @@ def denseformer(dilation: int, period: int) -> Callable:
     return x_after
 
 
-def embedding_residual(m: Model, n: int) -> Tensor:
-    return 0.5 * m.X[n] + 0.5 * m.X[0] if n < m.N else m.X[n]
-
-
 DEPTHS: dict[str, Callable] = {
     "residual": lambda m, n: m.X[n],
     "denseformer": denseformer(1, 1),
     "denseformer(dilation=2)": denseformer(2, 1),
     "denseformer(period=2)": denseformer(1, 2),
     "denseformer(dilation=2, period=2)": denseformer(2, 2),
-    "embedding_residual": embedding_residual,
 }
 
 # ------------------------------------------------------------------------- normalizers

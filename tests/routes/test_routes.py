@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import gradients, some_tokens, tiny_config, tiny_decoder
+from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES, SINKS, Model
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
@@ -27,9 +27,7 @@ def test_a_route_is_its_definition(expression, kv_heads):
     torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "expression", ["then(resformer, neutreno(lam=0.2))", "crosslayer", "differential"]
-)
+@pytest.mark.parametrize("expression", ["then(resformer, neutreno(lam=0.2))", "differential"])
 def test_a_route_is_its_definition_under_softmax1(expression):
     decoder = tiny_decoder(route=expression, normalizer="softmax1(learned=True)")
     tokens = some_tokens(2, 9)
@@ -37,22 +35,6 @@ def test_a_route_is_its_definition_under_softmax1(expression):
     model.log_sink = SINKS["softmax1(learned=True)"](model)
     expected = model.logits(ROUTES[expression])
     torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("normalizer", ["softmax", "softmax1(learned=True)"])
-def test_a_route_attends_as_another_layer_does(normalizer):
-    """A_1 is the first layer's: neither its divisor nor its sinks are layer n's."""
-    options = {"scale_logits_by_layer": True, "normalizer": normalizer}
-    decoder = tiny_decoder(route="attention_residual", **options)
-    tokens = some_tokens(2, 9)
-    model = Model(decoder, tokens)
-    if normalizer in SINKS:
-        model.log_sink = SINKS[normalizer](model)
-    expected = model.logits(ROUTES["attention_residual"])
-    torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
-    for decoder.checkpoint_activations in (False, True):
-        _, found = gradients(decoder, tokens)
-        assert all(gradient.abs().max() > 0 for gradient in found.values())
 
 
 @pytest.mark.parametrize("name", variants_by_name("routes"))
@@ -103,7 +85,6 @@ def test_learned_weights_start_where_their_definition_says():
     relu = Decoder(tiny_config(route='gated(gate="relu")')).route.gates["1"]
     assert relu.bias is None
     assert 0.01 < relu.weight.std() < 0.03
-    assert weights("xsa") == {"strengths": [[0.0] * 4] * 4}
     embedded = Decoder(tiny_config(route="value_embedding")).route
     names = [f"{part}.{n}.weight" for part in ("gates", "tables") for n in (1, 3)]
     assert list(dict(embedded.named_parameters())) == names
@@ -111,25 +92,6 @@ def test_learned_weights_start_where_their_definition_says():
     assert 0.05 < vectors.std() < 0.15
     for plain in ("own", "resformer", "dense(learned=False)", "neutreno", "svformer", "cla"):
         assert weights(plain) == {}
-
-
-def test_what_is_exclusive_says_nothing_of_the_own_value():
-    """The paper's α = 1; the first token attends to itself alone and gets nothing."""
-    route = build("routes", "xsa(learned=False)")
-    decoder = Decoder(tiny_config(), route=route).double()
-    kept: list[torch.Tensor] = []
-    for block in decoder.blocks:
-        block.attention.out.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-    decoder(some_tokens(2, 7))
-    for block, u in zip(decoder.blocks, kept, strict=True):
-        assert u[:, 1:].norm() > 1e-3 * block.attention.out.weight.norm()
-        assert u[:, 0].abs().max() < 1e-15
-    # Half precision, where ‖v‖² overflows or vanishes.
-    for size in (1e4, 6e-5, 0.0):
-        v = torch.full((1, 1, 2, 8), size, dtype=torch.float16)
-        u = torch.ones(1, 1, 4, 8, dtype=torch.float16)
-        left = decoder.route.correct(0, u, u, v, {})
-        torch.testing.assert_close(left, u if not size else torch.zeros_like(u), rtol=0, atol=2e-3)
 
 
 def test_a_differential_layer_s_probes_see_each_softmax():
@@ -190,7 +152,6 @@ def test_svformer_has_one_value_projection_and_the_paper_s_cache():
         ("cla", {(kind, n) for kind in ("key", "value") for n in (1, 3)}, 4),
         ("cla(group=3)", {(kind, n) for kind in ("key", "value") for n in (1, 2)}, 4),
         ("resformer", set(), 8),
-        ("crosslayer", set(), 8),
     ],
 )
 def test_a_borrowing_layer_has_neither_projection_nor_cache(expression, absent, slots):
@@ -244,7 +205,7 @@ def test_one_layer_needs_no_route():
     """A decoder of one layer has nothing earlier to look at; the acting routes fall away."""
     tokens = some_tokens(2, 5)
     vanilla = tiny_decoder(num_layers=1, noise=0)(tokens)
-    for expression in ("resformer", "neutreno", "gated", "dense", "crosslayer", "svformer", "cla"):
+    for expression in ("resformer", "neutreno", "gated", "dense", "svformer", "cla"):
         found = tiny_decoder(num_layers=1, noise=0, route=expression)(tokens)
         assert torch.equal(found, vanilla), expression
 
@@ -264,8 +225,6 @@ REFUSED = {
     "then(resformer, svformer)": r"resformer mixes the value of layer 1",
     "then(svformer, gated)": r"gated mixes the value of layer 1",
     "then(svformer(anchors=[0, 2]), dense)": r"dense mixes the value of layer 1",
-    "then(shared_keys, key_residual)": r"key_residual mixes the key of layer 1",
-    "then(shared_queries, query_residual)": r"query_residual mixes the query of layer 1",
     "then(cla, resformer)": r"resformer mixes the value of layer 1",
     "then(svformer, value_embedding(every=1))": r"value_embedding.* mixes the value of layer 1",
     # Two owners for one projection.
@@ -277,13 +236,10 @@ REFUSED = {
     "then(neutreno, svformer)": r"neutreno would add nothing at layer 1",
     "then(cla, neutreno)": r"neutreno would add nothing at layer 1",
     # One attention a layer.
-    "then(crosslayer, attention_residual)": r"crosslayer and attention_residual both replace",
-    "then(crosslayer, differential)": r"crosslayer and differential both replace",
-    "then(crosslayer, crosslayer)": r"both replace the attention of layer 1",
+    "then(differential, differential)": r"both replace the attention of layer 0",
     # A chain of borrowers, or a reading of what is not there.
     "then(cla(group=2), cla(group=3))": r"layer 3 would borrow its key from layer 2, which has",
-    "then(svformer, identity_mapping)": r"reads the value of layer 1, which has no value",
-    "then(shared_queries, on_layers([1], attention_residual), dense, svformer)": "layer 1",
+    "then(on_layers([1], svformer), on_layers([2], dense))": r"reads the value of layer 1, which",
     # Layers that are not there.
     "on_layers([4], resformer)": r"on_layers names the layers \[4\].*0 to 3",
     "on_layers(range(2, 9), resformer)": r"0 to 3",
@@ -326,7 +282,6 @@ REFUSED = {
     "svformer(anchors={0: 1})": r"anchors must be",
     "on_layers('ab', resformer)": r"layer numbers from 0",
     'resformer(mode="nonsense")': r"mode must be 'identity' or .*, got 'nonsense'",
-    'crosslayer(other="last")': r"other must be 'previous' or 'first', got 'last'",
     "cla(group=0)": r"at least 1 layer",
     "dense(learned=False, vanilla_start=True)": r"vanilla_start",
     "then()": r"at least one route",
@@ -350,7 +305,7 @@ def test_a_route_kept_from_borrowing_layers_is_allowed():
         "then(shared_keys(group=2), shared_queries(group=3))",
         "on_layers([0], own)",
         "on_layers([0, 1], resformer)",
-        "then(resformer, on_layers([3], crosslayer))",
+        "then(resformer, on_layers([3], differential))",
         "on_layers([1, 2], svformer)",
         "on_layers([1, 2], cla(group=3))",
         "on_layers(which=[1, 2], route=resformer)",

@@ -193,7 +193,7 @@ def test_no_window_hides_the_prefix() -> None:
         torch.testing.assert_close(sums, torch.full((4,), 11.0).double())
 
 
-@pytest.mark.parametrize("route", ["own", "attention_residual", "svformer"])
+@pytest.mark.parametrize("route", ["own", "svformer"])
 @pytest.mark.parametrize("normalizer", ["softmax", "softmax1(learned=True)"])
 def test_probes_see_the_text_s_own_weights(route: str, normalizer: str) -> None:
     plain = decoder(route=route, normalizer=normalizer)

@@ -30,9 +30,7 @@ SHAPES = {
     "resformer": {"route": 'resformer(mode="learnable")'},
     "svformer": {"route": "svformer"},
     "neutreno": {"route": "neutreno"},
-    "crosslayer": {"route": "crosslayer"},
     "denseformer": {"depth": "denseformer"},
-    "embedding residual": {"depth": "embedding_residual"},
 }
 FIRST = "reads the first 5 of the residual stream's channels"
 ROTATIONS = ("hadamard", "haar", "block_diagonal(size=8)", "identity")

@@ -22,6 +22,7 @@ from wakeful.probes.attention import BosMass
 from wakeful.probes.base import AttentionEvent, Event, Frame, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
+from wakeful.routes import Differential
 from wakeful.runs.run import Run
 from wakeful.training import watching
 from wakeful.training.loop import train_run
@@ -207,8 +208,11 @@ def test_sinks_at_triggers_are_told_apart() -> None:
         assert actual["value"].to_list() == pytest.approx(expected, rel=1e-5)
 
 
-def test_weights_that_cannot_be_seen_are_refused_before_the_run(text: Path, tmp_path: Path) -> None:
-    config = tiny(text, model={"route": "crosslayer"}, train={"diagnose": {"every": 4}})
-    with pytest.raises(WakefulError, match=r"layer 1 .* not one"):
+def test_weights_that_cannot_be_seen_are_refused_before_the_run(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Differential, "one_matrix", False)
+    config = tiny(text, model={"route": "differential"}, train={"diagnose": {"every": 4}})
+    with pytest.raises(WakefulError, match=r"layer 0 .* not one"):
         train_run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

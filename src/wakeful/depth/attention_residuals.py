@@ -12,10 +12,6 @@ from wakeful.variants.roles import Role
 from wakeful.variants.shape import Shape
 
 _EPS = 1e-6
-_START = -5.0
-"""The start of b: c = softplus(b) is 0.007."""
-_MOST = 10.0
-"""The largest c."""
 
 
 class AttentionResiduals(SublayerMix):
@@ -89,56 +85,6 @@ class AttentionResiduals(SublayerMix):
         return torch.stack(
             [F.rms_norm(v, v.shape[-1:], query.to(v.dtype), _EPS).sum(-1) for v in outputs]
         )
-
-
-class OASIS(AttentionResiduals):
-    """h_s = Σ_j p_j v_j, p = softmax-1 of g_j = w_s · RMSNorm(v_j) − c_s (ψ_j − ψ̄).
-
-    Attention Sinks and Outliers in Attention Residuals (Luo et al. 2026, arXiv 2605.17887,
-    sections 4.2 and 4.3, and github.com/robinzixuan/OASIS): softmax-1 over depth, and smaller
-    weights for layers whose attention goes to no key. ψ_j is that share per token, averaged over
-    the heads (`SublayerMix.update_null_share`), for both sublayers of a layer, and 0 for the
-    embedding; ψ̄ is its mean over j. c = softplus(b) up to 10, b = −5 at the start, one for each
-    reader. The authors' attention uses softmax-1 too: set `model.normalizer = "softmax1"`;
-    otherwise ψ is the share that softmax-1 would give to no key.
-    """
-
-    name = "oasis"
-    examples = ("oasis",)
-
-    reads_null_share = True
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def attach(self, shape: Shape) -> None:
-        """Create a query vector w, and the coupling's b, for each reader."""
-        super().attach(shape)
-        self.couplings = nn.ParameterDict(
-            {reader: nn.Parameter(torch.tensor(_START)) for reader in self.queries}
-        )
-
-    def begin(self, x: Tensor) -> tuple[Tensor, State]:
-        return x, (x.new_zeros(*x.shape[:-1], 1), x)
-
-    def update_null_share(self, null: Tensor, state: State) -> State:
-        """Append a layer's share of attention to no key, once for its attention and once for its
-        MLP, to the shares in the state.
-        """
-        nulls, *outputs = state
-        null = null.unsqueeze(-1)
-        return torch.cat([nulls, null, null], -1), *outputs
-
-    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the next input, with less weight on outputs of layers with a large null share."""
-        nulls, *outputs = *state, out
-        psi = nulls[..., : len(outputs)]  # an MLP's is in the state before its output
-        excess = (psi - psi.mean(-1, keepdim=True)).movedim(-1, 0).to(x.dtype)
-        coupling = F.softplus(self.couplings[str(number + 1)].to(x.dtype)).clamp(max=_MOST)
-        logits = self.logits(number + 1, outputs) - coupling * excess
-        # Softmax-1: an additional logit of 0, whose share is dropped.
-        shares = F.pad(logits, (0, 0, 0, 0, 1, 0)).softmax(0)[1:]
-        return weighted(shares, outputs), (nulls, *outputs)
 
 
 def weighted(shares: Tensor, outputs: Sequence[Tensor]) -> Tensor:

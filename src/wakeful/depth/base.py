@@ -121,17 +121,6 @@ class SublayerMix(DepthMix):
         """
         return x, x, x
 
-    reads_null_share = False
-    """True if `update_null_share` is called for every attention."""
-
-    def update_null_share(self, null: Tensor, state: State) -> State:
-        """Return the state, given the share ψ of weights that an attention gives to no key.
-
-        ψ (B, L) is the mean over the heads of e^s / (e^s + Σ_j e^{x_j}), s the layer's sink or 0
-        where it has none. Called before the `step` of that attention.
-        """
-        return state
-
 
 class Residual(DepthMix):
     """x_n = X_n: the block's output, unchanged (the vanilla Transformer)."""

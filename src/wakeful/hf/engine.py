@@ -132,8 +132,6 @@ def _find_engine_problems(
         yield f"model.route = {config.route} attends in a way of its own"
     if sink is not None and sink.dim() > 1:
         yield f"model.normalizer = {config.normalizer} has another sink for every query"
-    if any(attention.returns_null_share for attention in attentions):
-        yield f"model.depth = {config.depth} reads the attention that queries give to no key"
     if config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None):
         yield (
             f"model.stored_prefix = {config.stored_prefix} and model.normalizer = "

@@ -31,7 +31,6 @@ def attend(
     scale: float,
     sink: Float[Tensor, "*queries H"] | None = None,
     keep: Bool[Tensor, "#B L S"] | None = None,
-    copies: int = 1,
 ) -> Float[Tensor, "B L H d"]:
     """Return causal attention of the last L of S tokens over all S.
 
@@ -42,8 +41,6 @@ def attend(
             for the ordinary softmax.
         keep: mask of the pairs that may attend, in place of causality, such as for padding. A
             query that sees nothing gets zeros.
-        copies: number of sequences, of S / copies tokens each and starting at position 0, that the
-            keys are a concatenation of.
 
     Raises:
         WakefulError: no fused kernel gives the log-sum-exp for this dtype and device.
@@ -51,11 +48,11 @@ def attend(
     q, k, v = _to_autocast_dtype(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
     # Kernels are causal without a mask only where queries and keys are as many.
-    if keep is None and copies == 1 and queries == keys:
+    if keep is None and queries == keys:
         return _run_kernel(q, k, v, sink, None, True, scale)
     # A single query, the last token, sees all keys: it needs no mask.
-    if keep is None and (copies > 1 or queries > 1):
-        keep = _mask_copies(q, k, copies)
+    if keep is None and queries > 1:
+        keep = causal_mask(queries, keys, q.device)
     return _run_kernel(q, k, v, sink, keep, False, scale)
 
 
@@ -67,7 +64,6 @@ def attend_by_definition(
     *,
     scale: float,
     keep: Bool[Tensor, "#B L S"] | None = None,
-    copies: int = 1,
 ) -> Float[Tensor, "B L H d"]:
     """Return attention as `attend` does, for weights of any form, by the L × S matrix.
 
@@ -75,17 +71,11 @@ def attend_by_definition(
     """
     q, k, v = _to_autocast_dtype(q, k, v)
     if keep is None:
-        keep = _mask_copies(q, k, copies)
+        keep = causal_mask(q.shape[1], k.shape[1], q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         out, _ = _weigh_values(q.to(wide), k.to(wide), v.to(wide), weigh, scale, keep)
     return out.to(q.dtype)
-
-
-def _mask_copies(q: Tensor, k: Tensor, copies: int) -> Bool[Tensor, "1 L S"]:
-    """Return the causal mask of keys that are a concatenation of `copies` sequences."""
-    keep = causal_mask(q.shape[1], k.shape[1] // copies, q.device)
-    return keep.repeat(1, 1, copies) if copies > 1 else keep
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "1 L S"]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from wakeful.config.model import ModelConfig, RotationName
-from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
 from wakeful.model.positions import CosSin, turn_pairs
@@ -157,8 +156,7 @@ class DotProduct(nn.Module):
     """Masked attention of one layer, given its heads; a hook on it sees every q, k and v.
 
     `sink` is the logarithm of the term that a fused normalizer adds to the denominator, for each
-    head or for each query and head. `scale` and `sink` of another layer give that layer's
-    attention. `stored` is the number of keys that precede those of the text.
+    head or for each query and head. `stored` is the number of keys that precede those of the text.
     """
 
     def __init__(self, normalizer: Normalizer, *, scale: float, stored: int = 0) -> None:
@@ -174,24 +172,14 @@ class DotProduct(nn.Module):
         v: Float[Tensor, "B S G d"],
         *,
         keep: Tensor | None,
-        copies: int = 1,
-        scale: float | None = None,
         sink: Float[Tensor, "*queries H"] | None = None,
     ) -> Float[Tensor, "B L H d"]:
-        """Return attention (B, L, H, d) by the normalizer, causal unless `keep` is given.
-
-        `keep` is the mask (1 or B, L, S) for one of `copies` sequences that the keys are a
-        concatenation of; `scale` replaces the layer's own.
+        """Return attention (B, L, H, d) by the normalizer, causal unless the mask `keep` (1 or B,
+        L, S) is given.
         """
-        if keep is not None and copies > 1:
-            keep = keep.repeat(1, 1, copies)
-        arguments: dict[str, Any] = {
-            "scale": self.scale if scale is None else scale,
-            "keep": keep,
-            "copies": copies,
-        }
         if not self.normalizer.fused:
-            return attend_by_definition(q, k, v, self.normalizer.weights, **arguments)
+            weigh = self.normalizer.weights
+            return attend_by_definition(q, k, v, weigh, scale=self.scale, keep=keep)
         # Stored keys ahead of a whole text's: padding queries, as many, make the mask a plain
         # triangle, for which fused kernels are fast.
         num_padding = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
@@ -199,7 +187,7 @@ class DotProduct(nn.Module):
             q = F.pad(q, (0, 0, 0, 0, num_padding, 0))
             if sink is not None and sink.dim() == 3:  # (B, L, H): one for each query
                 sink = F.pad(sink, (0, 0, num_padding, 0))
-        out = attend(q, k, v, sink=sink, **arguments)
+        out = attend(q, k, v, sink=sink, scale=self.scale, keep=keep)
         return out[:, num_padding:] if num_padding else out
 
 
@@ -214,11 +202,7 @@ class Attention(HasRoles, nn.Module):
         normalizer: Normalizer,
         head_norm: Callable[[NormSite], nn.Module],
     ) -> None:
-        """Build the projections of the heads that `plan` gives this layer; it borrows the others.
-
-        Raises:
-            WakefulError: later layers read this one's sink, which `normalizer` does not have.
-        """
+        """Build the projections of the heads that `plan` gives this layer; others are borrowed."""
         super().__init__()
         shape, stored = config.shape, config.stored_prefix
         width, head_width = shape.width, shape.head_width
@@ -242,29 +226,19 @@ class Attention(HasRoles, nn.Module):
         self.key = make_heads("key", shape.num_kv_heads, Read("keys", source.key))
         self.value = make_heads("value", shape.num_kv_heads, Read("values", source.value))
         scale = 1.0 / math.sqrt(config.query_scalar or head_width)
-        # Those of all layers: a route may attend as another layer does.
-        self.scales = tuple(
-            scale / (number if config.scale_logits_by_layer else 1)
-            for number in range(1, shape.num_layers + 1)
-        )
-        self.dot = DotProduct(normalizer, scale=self.scales[layer], stored=stored)
+        if config.scale_logits_by_layer:
+            scale /= layer + 1
+        self.dot = DotProduct(normalizer, scale=scale, stored=stored)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=config.out_bias)
         self.turn = WalshHadamard() if config.qk_rotation else None
         """Applied to queries and keys after RoPE and any route."""
         self.cached_channels = shape.num_kv_heads * head_width
         self.quantized: nn.Module | None = None
         """Applied to keys and values before they are cached, in a quantized model."""
-        self.returns_null_share = False
-        """True if the depth mix reads the share of attention that queries give to no key."""
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
         self.shared_kinds: tuple[Kind, ...] = tuple(sorted(plan.shared_kinds[layer]))
-        if "sink" in self.shared_kinds and not normalizer.fused:
-            raise WakefulError(
-                f"model.normalizer = {normalizer} has no constant in its denominator, which "
-                "model.route reads in later layers: take softmax or softmax1, or another route"
-            )
         # The layer's routes by the method that they override, in plain lists: the decoder owns
         # the routes and their parameters.
         routes = plan.routes[layer]
@@ -295,23 +269,18 @@ class Attention(HasRoles, nn.Module):
         keys, values = self._prepare_keys_and_values(mixed.k, mixed.v, flow)
         normalizer = self.dot.normalizer
         sink = normalizer.log_sink(x) if normalizer.fused else None
+        dot = partial(self.dot, keep=flow.mask(self.local), sink=sink)
         if self.attenders:  # one route at most
-            dot = partial(self._attend, flow, sink)
             u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
         else:
-            u = self.dot(queries, keys, values, keep=flow.mask(self.local), sink=sink)
+            u = dot(queries, keys, values)
         for route in self.correctors:
             new_values = values[:, -x.shape[1] :]  # without those in a cache or a stored prefix
             u = route.correct(self.layer, x, u, new_values, flow.memory)
         tensors: dict[Kind, Tensor] = {
             "query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values
         }  # fmt: skip
-        if "sink" in self.shared_kinds and sink is not None:
-            tensors["sink"] = sink.clone()  # sharding frees a block's parameters after the block
-        kinds: list[Kind] = [kind for kind in self.shared_kinds if kind in tensors]
-        shared = {Read(kind, self.layer): tensors[kind] for kind in kinds}
-        if self.returns_null_share:
-            shared[Read("null", self.layer)] = self._null_share(queries, keys, sink, flow)
+        shared = {Read(kind, self.layer): tensors[kind] for kind in self.shared_kinds}
         return self.out(u.flatten(2)), shared
 
     def _prepare_keys_and_values(
@@ -338,39 +307,3 @@ class Attention(HasRoles, nn.Module):
         elif stored is not None:
             keys, values = stored(keys, values)
         return keys, values
-
-    def _null_share(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:
-        """Return the share (B, L), a mean over heads, of attention that goes to no key.
-
-        It is that of softmax-1 (s = 0) where the normalizer has no sink of its own.
-        """
-        out = attend(
-            q,
-            keys,
-            torch.ones_like(keys),  # with values of 1 the output is the sum of the weights
-            scale=self.dot.scale,
-            sink=q.new_zeros(q.shape[2]) if sink is None else sink,
-            keep=flow.mask(self.local),
-        )
-        return 1 - out[..., 0].mean(-1)
-
-    def _attend(
-        self,
-        flow: Flow,
-        sink: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        copies: int = 1,
-        like: int | None = None,
-    ) -> Tensor:
-        """Return attention for a route that attends itself.
-
-        `copies` is as in `attend`; with `like`, the scale and sink are those of that layer.
-        """
-        keep = flow.mask(self.local)
-        if like is None:
-            return self.dot(q, k, v, keep=keep, copies=copies, sink=sink)
-        scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
-        return self.dot(q, k, v, keep=keep, copies=copies, scale=scale, sink=sink)

@@ -136,7 +136,6 @@ class SublayerBlock(PeriBlock):
         """Index of the attention among all sublayers, from 1; the MLP has the next."""
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
         self.mixes_qkv = type(depth).qkv_inputs is not SublayerMix.qkv_inputs
-        attention.returns_null_share = depth.reads_null_share
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
@@ -152,8 +151,6 @@ class SublayerBlock(PeriBlock):
             attended, shared = self.attention.forward_qkv(query, key, value, flow)
         else:
             attended, shared = self.attention(self.attention_norm(x), flow)
-        if depth.reads_null_share:
-            state = depth.update_null_share(shared.pop(Read("null", self.attention.layer)), state)
         x, state = depth.step(self.sublayer_index, x, self.attention_output_norm(attended), state)
         out = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
         x, state = depth.step(self.sublayer_index + 1, x, out, state)

@@ -47,9 +47,8 @@ class AttentionEvent:
     takes is.
     `weigh` makes the weights of logits where they are not a softmax with such a sink.
 
-    Where a layer attends several times to the same values, its weights are the sum of this event's
-    and of those in `other_calls`, each times its `share`. `unseen` says why the weights are not one
-    L × L matrix, where they are not: a probe that asks for them is refused with that reason.
+    `unseen` says why the weights are not one L × L matrix, where they are not: a probe that asks
+    for them is refused with that reason.
     With `heads_per_value` = n, each group of n heads shares the concatenated values of all n.
     """
 
@@ -65,8 +64,6 @@ class AttentionEvent:
     weigh: Weigh | None = None
     valid: Bool[Tensor, "B L"] | None = None
     keep: Bool[Tensor, "#B L L"] | None = None
-    share: float = 1.0
-    other_calls: "tuple[AttentionEvent, ...]" = ()
     unseen: str = ""
     heads_per_value: int = 1
 
@@ -87,8 +84,7 @@ class AttentionEvent:
         return [tile_statistics(sequence) for sequence in self.sequences]
 
     def _sequence(self, b: int) -> AttentionInputs:
-        """Return the attention of sequence `b` of the batch, without its padding, with the other
-        calls whose weights are added to its own.
+        """Return the attention of sequence `b` of the batch, without its padding.
 
         `keep` (L, L) is True where a query sees a key. The stored prefix `before` is the same for
         all sequences.
@@ -122,8 +118,7 @@ class AttentionEvent:
         return AttentionInputs(
             q=q, k=k, v=v, scale=self.scale, window=window,
             softcap=self.softcap, sink=sink, prefix_k=self.before, weigh=self.weigh,
-            keep=keep, share=self.share, heads_per_value=self.heads_per_value,
-            other_calls=tuple(part._sequence(b) for part in self.other_calls),
+            keep=keep, heads_per_value=self.heads_per_value,
         )  # fmt: skip
 
 

@@ -47,8 +47,6 @@ class AttentionInputs:
     prefix_k: Float[Tensor, "G P d"] | None = None
     weigh: Weigh | None = None
     keep: Bool[Tensor, "L L"] | None = None
-    share: float = 1.0
-    other_calls: "tuple[AttentionInputs, ...]" = ()
     heads_per_value: int = 1
 
     @property
@@ -152,7 +150,7 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
     repeats = num_heads // heads.k.shape[0]
     device = heads.q.device
     # Rows of a plain softmax sum to 1, and need not be summed.
-    sums_to_1 = not heads.other_calls and all(
+    sums_to_1 = all(
         option is None for option in (heads.sink, heads.prefix_k, heads.weigh, heads.keep)
     )
     column_sums = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
@@ -236,28 +234,7 @@ def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
 def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     """Yield the weights of the query heads `chosen`, which share one key head, tile by tile.
 
-    Where a layer attends several times (`other_calls`), they are the sum over calls, each times its
-    `share`. The tile's tensor is reused: a caller may overwrite it and must not keep it.
-    """
-    if not heads.other_calls:
-        yield from _one_call_tiles(heads, chosen)
-        return
-    parts = (heads, *heads.other_calls)
-    for tile, *other_tiles in zip(*(_one_call_tiles(part, chosen) for part in parts), strict=True):
-        tile.weights.mul_(heads.share)
-        if tile.stored is not None:
-            tile.stored.mul_(heads.share)
-        for part, other_tile in zip(heads.other_calls, other_tiles, strict=True):
-            tile.weights.add_(other_tile.weights, alpha=part.share)
-            if tile.stored is not None and other_tile.stored is not None:
-                tile.stored.add_(other_tile.stored, alpha=part.share)
-        yield tile
-
-
-def _one_call_tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
-    """Yield the tiles of the query heads `chosen` in one attention call, without the layer's other
-    calls.
-
+    The tile's tensor is reused: a caller may overwrite it and must not keep it.
     A row of the buffer holds n visible keys, then the stored prefix's keys, then the sink: a
     softmax over all three gives the weights of the first two.
     """

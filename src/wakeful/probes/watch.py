@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Attention, Flow
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.hooks import hooked
 from wakeful.probes.base import (
@@ -38,16 +37,13 @@ _UNSEEN = (
 class DecoderSource:
     """Source of the events of a `Decoder`: hooks that show its layers' inputs and outputs.
 
-    A layer whose value route attends several times is one event, its weights mixed as the route
-    says.
+    The attention of a layer whose value route attends in several calls is not seen.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.valid: Tensor | None = None
         """The running pass's real tokens, None if none is padding."""
-        self.calls: list[AttentionEvent] = []
-        """The attention calls that the running layer has made."""
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
@@ -56,29 +52,18 @@ class DecoderSource:
         """
         blocks = dict(enumerate(self.model.blocks))
         attentions = {layer: block.attention for layer, block in blocks.items()}
-        call_shares = {layer: shares_of(layer, block) for layer, block in blocks.items()}
         block_input: list[Tensor] = []
 
         def before_block(layer: int, args: tuple) -> None:
             block_input[:] = [args[0].detach()]
-            self.calls = []
             if layer == 0:
                 self.valid = real_tokens(next(arg for arg in args if isinstance(arg, Flow)))
                 emit(HiddenEvent(-1, block_input[0], self.valid))
 
         def before_dot(layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
-            shares, unseen = call_shares[layer]
-            self.calls.append(self._call(layer, attentions[layer], args, kwargs, unseen))
-            if len(self.calls) == len(shares):  # the layer's last
-                emit(sum_calls(self.calls, shares))
+            emit(self._call(layer, attentions[layer], args, kwargs))
 
         def after_block(layer: int, _args: tuple, output: tuple) -> None:
-            shares, _ = call_shares[layer]
-            if len(self.calls) != len(shares):
-                raise WakefulError(
-                    f"layer {layer} attended {len(self.calls)} times, and its route gives shares "
-                    f"for {len(shares)}: how its weights are mixed is unknown"
-                )
             emit(HiddenEvent(layer, output[0].detach(), self.valid, block_input.pop()))
 
         dots = {layer: attention.dot for layer, attention in attentions.items()}
@@ -89,22 +74,15 @@ class DecoderSource:
             yield
 
     def _call(
-        self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any], unseen: str
+        self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any]
     ) -> AttentionEvent:
-        """Return the event of one call of a layer's attention. `args` are q, k and v.
-
-        `unseen` says why probes of attention do not apply, "" where they do.
-        """
+        """Return the event of one call of a layer's attention. `args` are q, k and v."""
         dot = attention.dot
         heads_per_value = next((route.heads_per_value(layer) for route in attention.attenders), 1)
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
-        length = q.shape[2]
         stored_keys = None
         if dot.stored:  # the first keys are a stored prefix's
             stored_keys, k, v = k[0, :, : dot.stored], k[:, :, dot.stored :], v[:, :, dot.stored :]
-        if k.shape[2] != length:  # more keys than the tokens' own: the weights are not L × L
-            unseen = unseen or _UNSEEN.format(layer)
-            k, v = k[:, :, :length], v[:, :, :length]
         keep = kwargs.get("keep")
         if keep is not None and dot.stored:
             keep = keep[..., dot.stored :]
@@ -113,9 +91,9 @@ class DecoderSource:
         sink = kwargs["sink"]
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
-            layer, q, k, v, kwargs.get("scale", dot.scale), keep=keep, valid=self.valid,
+            layer, q, k, v, dot.scale, keep=keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), before=stored_keys, weigh=weigh,
-            unseen=unseen, heads_per_value=heads_per_value,
+            unseen=unseen_reason(layer, attention), heads_per_value=heads_per_value,
         )  # fmt: skip
 
 
@@ -136,20 +114,10 @@ def real_tokens(flow: Flow) -> Tensor | None:
     return None if bool(valid.all()) else valid
 
 
-def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
-    """Return (shares, unseen): the factor of each of a layer's attention calls in their weighted
-    sum, and why probes do not apply to that sum ("" where they do).
-    """
-    attenders = block.attention.attenders  # routes that attend themselves
-    shares = attenders[0].shares(layer) if attenders else (1.0,)
-    if not shares:
-        return (1.0,), _UNSEEN.format(layer)
-    if min(shares) < 0:
-        return shares, (
-            f"layer {layer} subtracts attention weights from others (shares "
-            f"{', '.join(f'{share:g}' for share in shares)}): probes of attention do not apply"
-        )
-    return shares, ""
+def unseen_reason(layer: int, attention: Attention) -> str:
+    """Return why probes of attention do not apply to a layer, "" where they do."""
+    has_one_matrix = all(route.one_matrix for route in attention.attenders)
+    return "" if has_one_matrix else _UNSEEN.format(layer)
 
 
 def check_one_matrix(model: Decoder, length: int) -> None:
@@ -157,26 +125,10 @@ def check_one_matrix(model: Decoder, length: int) -> None:
     `length` tokens are too many for whole weights.
     """
     for layer, block in enumerate(model.blocks):
-        _, unseen = shares_of(layer, block)
-        if unseen:
-            raise WakefulError(unseen)
+        if reason := unseen_reason(layer, block.attention):
+            raise WakefulError(reason)
         if not block.attention.dot.normalizer.fused:
             check_whole_length(length)
-
-
-def sum_calls(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
-    """Return one event for all calls of a layer's attention: the last, the others in its
-    `other_calls`. Calls with different values have no common weights, and `unseen` says so.
-    """
-    *earlier, last = (
-        replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)
-    )
-    if not earlier:
-        return last
-    unseen = last.unseen
-    if any(call.v.data_ptr() != last.v.data_ptr() for call in earlier):  # other values
-        unseen = _UNSEEN.format(last.layer)
-    return replace(last, other_calls=tuple(earlier), unseen=unseen)
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,9 @@ from wakeful.routes.base import (
 from wakeful.routes.differential import Differential
 from wakeful.routes.gated import Gated
 from wakeful.routes.gates import OutputGate
-from wakeful.routes.head_norms import HeadNorm, ValueNorm
-from wakeful.routes.references import (
-    AttentionResidual,
-    CrossLayer,
-    IdentityMapping,
-    KeyResidual,
-    PreviousValue,
-    QueryResidual,
-)
 from wakeful.routes.residuals import Dense, NeuTRENO, ResFormer
 from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries, SVFormer
 from wakeful.routes.value_embedding import ValueEmbedding
-from wakeful.routes.value_scale import ValueScale
-from wakeful.routes.xsa import XSA
 
 __all__ = [
     "CLA",
@@ -38,23 +27,15 @@ __all__ = [
     "FIRST_VALUE",
     "QKV",
     "TOKENS",
-    "XSA",
     "Attend",
-    "AttentionResidual",
-    "CrossLayer",
     "Dense",
     "Differential",
     "Gated",
-    "HeadNorm",
-    "IdentityMapping",
-    "KeyResidual",
     "Memory",
     "NeuTRENO",
     "OnLayers",
     "OutputGate",
     "Own",
-    "PreviousValue",
-    "QueryResidual",
     "Read",
     "ResFormer",
     "SVFormer",
@@ -63,7 +44,5 @@ __all__ = [
     "Source",
     "Then",
     "ValueEmbedding",
-    "ValueNorm",
     "ValueRoute",
-    "ValueScale",
 ]

@@ -33,17 +33,16 @@ class Source(NamedTuple):
 
 Basis = Literal["stream", "values"]
 """The vectors that a rotation acts on: the residual stream, or the values of a head."""
-Kind = Literal["query", "key", "value", "keys", "values", "sink", "null", "tokens", "embedded"]
+Kind = Literal["query", "key", "value", "keys", "values", "tokens", "embedded"]
 
 
 class Read(NamedTuple):
     """One tensor of an earlier layer, or of the model's input, that a layer needs.
 
     `query`, `key`, `value` are a layer's projections of the new tokens before any mixing; `keys`,
-    `values` are those of all tokens after mixing, which it attends to; `sink` is the s of its
-    normalizer, where it has one; `null` is the share of attention that goes to no key, for depth
-    mixes. The input has layer −1: `tokens`, the new tokens' ids (B, L), and `embedded`, their
-    embeddings x_0 (B, L, D) as the first block receives them.
+    `values` are those of all tokens after mixing, which it attends to. The input has layer −1:
+    `tokens`, the new tokens' ids (B, L), and `embedded`, their embeddings x_0 (B, L, D) as the
+    first block receives them.
     """
 
     kind: Kind
@@ -59,12 +58,8 @@ BEFORE_LAYERS = frozenset({TOKENS, EMBEDDED})
 
 Memory = Mapping[Read, Tensor]
 """The tensors that layers declare in `reads`."""
-Attend = Callable[..., Tensor]
-"""`attend(q, k, v)`: this layer's masked attention.
-
-`attend(q, k, v, like=m)` attends with the scale and sink of layer m, whose `sink` the route reads;
-`copies=2` masks two concatenated sequences of keys and values (see `CrossLayer`).
-"""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`attend(q, k, v)`: this layer's masked attention."""
 
 
 class ValueRoute(Variant, nn.Module):
@@ -79,6 +74,9 @@ class ValueRoute(Variant, nn.Module):
     """The projections that `mix` changes; layers that borrow one of them cannot have the route."""
     from_second = False
     """True if the route acts from layer 1 on: layer 0 has no layer before it."""
+    one_matrix = True
+    """False if `attend` calls attention several times, or over other keys than the layer's own: no
+    L × L matrix describes the layer's attention then, and probes of attention do not apply."""
     by_layer = False
     """True if each parameter belongs to one layer, the first number in its name, or has a row for
     each of `layers`."""
@@ -129,15 +127,6 @@ class ValueRoute(Variant, nn.Module):
     ) -> Tensor:
         """Return the attention output (B, L, H, d) over keys and values (B, S, G, d)."""
         return attend(q, keys, values)
-
-    def shares(self, layer: int) -> tuple[float, ...]:
-        """Return the factors s_1 … s_n of this layer's attention calls: `attend` calls attention n
-        times, with weights A_1 … A_n, and returns Σ s_m A_m V.
-
-        Probes see Σ s_m A_m. An empty tuple means that no single L × L matrix describes the layer's
-        attention.
-        """
-        return (1.0,)
 
     def heads_per_value(self, layer: int) -> int:
         """Return the number n of key/value heads that share their values: `attend` gives attention

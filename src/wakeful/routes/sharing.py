@@ -88,8 +88,8 @@ class SharedQueries(_Sharing):
     """Each `group` of consecutive layers uses its first layer's queries; `group=0`, all one's.
 
     Value Residual Learning, fig. 4 (`group=2`) and fig. 16 (all layers): worse than sharing values.
-    Queries are shared as they are projected, keys and values as they are mixed: what
-    `query_residual` mixes in stays in its own layer.
+    Queries are shared as they are projected, keys and values as they are mixed: what a route mixes
+    into queries stays in its own layer.
     """
 
     name = "shared_queries"

@@ -53,7 +53,7 @@ def mapping_outputs(attended: AttentionInputs, previous: AttentionInputs) -> Out
         WakefulError: weights are no softmax of the sequence's own keys, heads differ between the
             layers, or the sequence is too long for whole weights.
     """
-    if attended.weigh is not None or attended.prefix_k is not None or attended.other_calls:
+    if attended.weigh is not None or attended.prefix_k is not None:
         raise WakefulError("the probe Mappings is of softmax attention to a sequence's own tokens")
     if attended.k.shape != previous.k.shape or attended.v.shape != previous.v.shape:
         raise WakefulError("the probe Mappings needs layers with equally many heads of one width")

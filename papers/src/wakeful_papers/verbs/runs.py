@@ -28,6 +28,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance
 from wakeful.probes.base import SCHEMA, Frame, Probe
 from wakeful.probes.rank import Ranks
+from wakeful.probes.watch import unseen_reason
 from wakeful.quantization.convert import quantize_module
 from wakeful.quantization.measure import measure_damage
 from wakeful.runs.records import check_same_data
@@ -299,6 +300,9 @@ def _looked_at(
             tests = data.windows(config)
             model = read_decoder(path, device=choose_device(config.train.device))
             decoder = model.decoder()
+            if any(unseen_reason(n, block.attention) for n, block in enumerate(decoder.blocks)):
+                show.note(f"{row}: no single matrix describes its attention, which is not shown")
+                return None
             more = [PROBES[each]() for each in looked.probes if each in PROBES]
             more += [OF_DECODER[each](decoder) for each in looked.probes if each in OF_DECODER]
             ranks = "ranks" in looked.probes

@@ -1,12 +1,18 @@
-"""Embedding residual: the input of each block but the first is mixed with the embedding."""
+"""Depth mixes of the papers' figures and of the arena, for `model.depth`, such as
+`wakeful_papers.depth:X0Lambdas`.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from wakeful.depth.base import DepthMix
+from wakeful.depth import DepthMix, State, SublayerMix
+from wakeful.errors import WakefulError
 from wakeful.variants.shape import Shape
+
+_LEAST = 1e-3
+"""Least α² of `ResidualGate`: its root has no gradient at 0."""
 
 
 class EmbeddingResidual(DepthMix):
@@ -16,9 +22,8 @@ class EmbeddingResidual(DepthMix):
     but the first, and not after the last, whose output goes to the head.
     """
 
-    name = "embedding_residual"
-    examples = ("embedding_residual",)
-    neutral = "embedding_residual(weight=0.0)"
+    examples = ("wakeful_papers.depth:EmbeddingResidual",)
+    neutral = "wakeful_papers.depth:EmbeddingResidual(weight=0.0)"
 
     def __init__(self, *, weight: float = 0.5) -> None:
         super().__init__()
@@ -39,9 +44,8 @@ class X0Lambdas(DepthMix):
     embedding h_0 once; here it stays as it is.
     """
 
-    name = "x0_lambdas"
-    examples = ("x0_lambdas", "x0_lambdas(start=0.0)")
-    neutral = "x0_lambdas(start=0.0)"
+    examples = ("wakeful_papers.depth:X0Lambdas", "wakeful_papers.depth:X0Lambdas(start=0.0)")
+    neutral = "wakeful_papers.depth:X0Lambdas(start=0.0)"
 
     def __init__(self, *, start: float = 0.1) -> None:
         super().__init__()
@@ -78,3 +82,41 @@ class X0Lambdas(DepthMix):
 
     def _mixed(self, block: int, x: Tensor, embedded: Tensor) -> Tensor:
         return self.stream[block].to(x.dtype) * x + self.embedded[block].to(x.dtype) * embedded
+
+
+class ResidualGate(SublayerMix):
+    """x ← α ⊙ x + β ⊙ F(x), β = σ(w / T), α = √(1 − β²), one w per channel and sublayer.
+
+    As in Muse Spark (Transformers' `MuseSparkResidualGate`), T = `temperature`; α² is at least
+    1e-3. If x and F(x) are uncorrelated with equal variance, the sum has that variance too. w
+    starts at 0, so β = ½ and α = 0.87; Muse Spark draws it with standard deviation 0.02.
+    """
+
+    examples = (
+        "wakeful_papers.depth:ResidualGate",
+        "wakeful_papers.depth:ResidualGate(temperature=1.0)",
+    )
+
+    def __init__(self, *, temperature: float = 0.3) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise WakefulError(f"residual_gate: temperature must be positive, got {temperature:g}")
+        self.temperature = temperature
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        self.gates = nn.ParameterList(torch.zeros(shape.width) for _ in range(2 * shape.num_layers))
+
+    def single_channels(self) -> Mapping[str, str]:
+        return {"stream": "has gates for each of"}
+
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        return x, ()
+
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return α ⊙ x + β ⊙ F(x), F(x) being `out`; there is no state."""
+        gate = self.gates[number - 1].to(x.dtype) / self.temperature
+        beta = gate.sigmoid()
+        # 1 − β² = (1 − β)(1 + β), and 1 − σ(g) = σ(−g), which does not cancel.
+        alpha = ((-gate).sigmoid() * (1 + beta)).clamp_min(_LEAST).sqrt()
+        return alpha * x + beta * out, state

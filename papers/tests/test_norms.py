@@ -6,12 +6,15 @@ import torch
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import stock_architecture
-from wakeful.model.decoder import Decoder
-from wakeful.norms import GatedNorm, Norm, NormSpec, PreAffine
+from wakeful.norms import Norm, NormSpec
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.surgery import rotate
+from wakeful_papers.norms import GatedNorm, PreAffine
 
 HERE = NormSpec(part="mlp", layer=2, num_layers=4, width=7, eps=1e-3, bias=False)
+
+
+NORMS = ["wakeful_papers.norms:GatedNorm", "wakeful_papers.norms:PreAffine"]
 
 
 def made(norm: Norm) -> Norm:
@@ -45,7 +48,7 @@ def test_pre_affine_by_hand() -> None:
 
 
 def test_gates_start_near_a_half() -> None:
-    decoder = tiny_decoder(norm="gated_norm", noise=0, init_std=0.02)
+    decoder = tiny_decoder(norm="wakeful_papers.norms:GatedNorm", noise=0, init_std=0.02)
     for norm in decoder.modules():
         if isinstance(norm, GatedNorm):
             assert (norm.scale == 1).all()
@@ -54,20 +57,20 @@ def test_gates_start_near_a_half() -> None:
             torch.testing.assert_close(norm(x), rms(x) / 2, rtol=0.05, atol=0.01)
 
 
-@pytest.mark.parametrize("norm", ["gated_norm", "pre_affine"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_no_rotation_turns_them(norm: str) -> None:
     with pytest.raises(WakefulError, match=rf"model\.norm = {norm}"):
         rotate(tiny_decoder(norm=norm))
 
 
-@pytest.mark.parametrize("norm", ["gated_norm", "pre_affine"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_they_go_out_as_our_own_class(norm: str) -> None:
     assert stock_architecture(tiny_decoder(norm=norm).config)[0] == "wakeful"
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("scheme", ["fine", "coarse", "smoothquant"])
-@pytest.mark.parametrize("norm", ["gated_norm", "pre_affine"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_their_matrices_stay_where_linear_layers_are_quantized(norm: str, scheme: str) -> None:
     decoder = tiny_decoder(dtype=torch.float32, norm=norm, noise=0.02, init_std=0.1).eval()
     tokens = some_tokens(2, 9)
@@ -80,8 +83,3 @@ def test_their_matrices_stay_where_linear_layers_are_quantized(norm: str, scheme
             assert torch.equal(kept[name], parameter)
     wanted = decoder(tokens)
     assert (small(tokens) - wanted).norm() / wanted.norm() < 0.2
-
-
-def test_a_rank_of_none_is_refused() -> None:
-    with pytest.raises(WakefulError, match="rank must be at least 1"):
-        Decoder(tiny_decoder().config, norm="gated_norm(rank=0)")

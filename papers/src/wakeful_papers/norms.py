@@ -1,4 +1,6 @@
-"""Norms whose channels are rescaled before they are normalized, or by a gate after that."""
+"""Norms of the arena, whose channels are rescaled before they are normalized, or by a gate after
+that, for `model.norm`, such as `wakeful_papers.norms:PreAffine`.
+"""
 
 from collections.abc import Mapping
 
@@ -7,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.norms.base import Norm, NormSpec
-from wakeful.norms.rms import rms_norm
+from wakeful.norms import Norm, NormSpec, rms_norm
 from wakeful.variants.roles import Role
 
 
@@ -21,8 +22,7 @@ class GatedNorm(Norm):
     layers are quantized.
     """
 
-    name = "gated_norm"
-    examples = ("gated_norm", "gated_norm(rank=3)")
+    examples = ("wakeful_papers.norms:GatedNorm", "wakeful_papers.norms:GatedNorm(rank=3)")
     scales_channels = True
 
     def __init__(self, *, rank: int = 16) -> None:
@@ -58,9 +58,8 @@ class PreAffine(Norm):
     channels that outgrow all others rescale the rest through the norm, and λ can do that instead.
     """
 
-    name = "pre_affine"
-    examples = ("pre_affine",)
-    neutral = "pre_affine"
+    examples = ("wakeful_papers.norms:PreAffine",)
+    neutral = "wakeful_papers.norms:PreAffine"
     scales_channels = True
 
     def attach(self, spec: NormSpec) -> None:
