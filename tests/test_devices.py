@@ -93,7 +93,7 @@ def test_generation(over: dict[str, str]) -> None:
 
 
 SCHEMES = [
-    "w4", "nvfp4", "coarse static", f"scheme({W8A8}, cache=absmax(bits=4, per='channel'))",
+    "w4", "nvfp4", "coarse static", f"scheme({W8A8}, cache=absmax(bits=4, per='tensor'))",
     "scheme(weights=absmax(bits=4, per='channel', group=8), method=gptq)",
 ]  # fmt: skip
 

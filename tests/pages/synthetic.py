@@ -114,8 +114,8 @@ def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Dam
     each = dict.fromkeys(schemes, quantized)
     found = Measurement(name, [3, 3], Totals([3.0, 4.0]), each, layers)
     parsed = {scheme: parse_scheme(scheme) for scheme in schemes}
-    sizes, seconds = dict.fromkeys(schemes, 2), dict.fromkeys(schemes, 1.0)
-    return Damage(found, parsed, 8, sizes, seconds)
+    sizes = dict.fromkeys(schemes, 2)
+    return Damage(found, parsed, 8, sizes)
 
 
 def inheritance(folder: Path) -> Path:

@@ -21,7 +21,6 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
     )
     found = dataclasses.replace(
         found, measurement=measurement, schemes={name: static}, bytes={name: 2},
-        seconds={name: 1.0},
     )  # fmt: skip
     words = shlex.split(suggest_next_step(found, "my models/a/").command)
     assert words[:3] == ["wakeful", "quantize", "my models/a/"]
@@ -29,25 +28,14 @@ def test_the_scheme_that_is_saved_can_be_typed() -> None:
     assert words[words.index("--save") + 1] == "my models/a-quantized"
 
 
-def test_speed_is_asked_for_where_the_context_has_room() -> None:
-    contexts = {4096: " --speed 512", 128: " --speed 95", 34: " --speed 1", 33: ""}
-    for context, speed in contexts.items():
-        _, compare, write = steps_after_saving("a", "b", context)
-        assert compare.command == f"wakeful evaluate a b{speed}"
-        fewer = {4096: "", 128: " --num_tokens 64"}.get(context, " --num_tokens ")
-        assert write.command.partition('time"')[2].startswith(fewer)
-
-
 def test_the_same_text_is_read_after_saving() -> None:
     flags = QuantizeOptions(text="a book.txt").text_flags
-    compare = steps_after_saving("a", "b", 4096, reading=flags)[1]
-    assert compare.command == "wakeful evaluate a b --text 'a book.txt' --speed 512"
+    compare = steps_after_saving("a", "b", reading=flags)[1]
+    assert compare.command == "wakeful evaluate a b --text 'a book.txt'"
 
 
 def test_what_is_saved_is_served() -> None:
-    first, second, *_ = steps_after_saving("a", "b c", 4096)
-    assert first.command == "vllm serve 'b c'"
-    assert second.command.startswith("wakeful evaluate a 'b c'")
+    assert steps_after_saving("a", "b c")[0].command == "vllm serve 'b c'"
 
 
 @pytest.mark.parametrize(

@@ -160,11 +160,11 @@ def test_what_is_refused(as_users_run_it: None) -> None:
     up, down = decoder.blocks[2].mlp.up.weight.data, decoder.blocks[0].mlp.down.weight.data
     kept = up.clone(), down.clone()
     up[0, 0] = torch.nan
-    with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantized: .* a NaN"):
+    with pytest.raises(WakefulError, match=r"a NaN .*--skip blocks.2.mlp.up$"):
         quantize_module(decoder, "fine")
     down.fill_(torch.inf)
     skip = "--skip blocks.0.mlp.down blocks.2.mlp.up"
-    with pytest.raises(WakefulError, match=rf"1 other layer cannot either.* {skip}$"):
+    with pytest.raises(WakefulError, match=rf"a NaN or an infinity .* {skip}$"):
         quantize_module(decoder, "fine")
     down.copy_(kept[1])
     assert "blocks.2.mlp.up" not in quantized_layers(

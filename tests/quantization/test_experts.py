@@ -1,7 +1,6 @@
 """Experts that Transformers keeps in one tensor a projection: quantized as any linear layer."""
 
 import copy
-import re
 from typing import Any
 
 import pytest
@@ -110,12 +109,5 @@ def test_an_expert_that_no_text_reaches_is_named() -> None:
     model = model_of("Mixtral")
     for layer in model.model.layers:
         layer.mlp.gate.weight.data[1:] = -layer.mlp.gate.weight.data[0]
-    with pytest.raises(
-        WakefulError, match=r"never reaches .*experts.*calibration_sequences"
-    ) as error:
+    with pytest.raises(WakefulError, match=r"never reaches \d+ layers, such as .*\.experts\."):
         quantize_module(model, "w4g128_gptq", calibration=[TEXT[0][:, :1]])
-    count = len(model.model.layers[0].mlp.experts.down_proj)
-    for number in range(len(model.model.layers)):  # every one of them, once
-        said = re.search(rf"experts ([\d, ]+) of model\.layers\.{number}\.mlp", str(error.value))
-        assert said
-        assert len(said[1].split(", ")) == count - model.config.num_experts_per_tok

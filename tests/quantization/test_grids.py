@@ -46,9 +46,6 @@ def test_a_clip_gives_the_largest_up_for_a_finer_step() -> None:
     scales = fitted(grid, x)
     assert float(scales.scale) == pytest.approx(0.2)  # 0.7 · 2 / 7
     assert grid.quantize(x, scales).tolist() == [[7, -5, 1, 0]]
-    assert grid.description.format("inputs") == (
-        "4-bit inputs per token, clipped at 0.7 of the largest"
-    )
     assert str(grid) == "absmax(bits=4, per='token', clip=0.7)"
     for clip in (0, 1.1):
         with pytest.raises(WakefulError, match="a share of max"):

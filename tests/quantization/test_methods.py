@@ -25,13 +25,7 @@ from wakeful.quantization.calibration import collect_statistics, linear_product
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.norm_readers import readers_of_norms
 from wakeful.quantization.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
-from wakeful.quantization.schemes.methods import (
-    Gptq,
-    InputStatistics,
-    Readers,
-    Smooth,
-    shrink_range,
-)
+from wakeful.quantization.schemes.methods import Gptq, InputStatistics, Smooth, shrink_range
 
 GRIDS: list[Grid] = [
     Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
@@ -114,7 +108,8 @@ def test_calibration_sees_what_layers_read(make) -> None:
         x = torch.cat(xs)
         torch.testing.assert_close(seen[name].gram, x.T @ x, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(seen[name].channel_max, x.abs().amax(0))
-    shared = [name for name in seen if seen[name].readers is next(iter(seen.values())).readers]
+    first = next(iter(seen.values())).weight_max
+    shared = [name for name in seen if seen[name].weight_max is first]
     assert len(shared) == (1 if isinstance(model, type(gpt2())) else 3)  # query, key, value
 
 
@@ -170,7 +165,7 @@ def test_smoothing_moves_ranges_and_not_the_function(alpha: float) -> None:
     x, w = torch.rand(11) + 0.1, torch.rand(11) + 0.1
     x[3], w[5] = 0.0, 0.0  # a dead channel stays as it is
     s = Smooth(alpha=alpha).compute_divisor(
-        InputStatistics(x, 0.0, None, Readers(w)), Absmax(bits=8, per="tensor")
+        InputStatistics(x, 0.0, None, w), Absmax(bits=8, per="tensor")
     )
     expected = x**alpha / w ** (1 - alpha)
     expected[[3, 5]] = 1.0
@@ -277,7 +272,8 @@ def test_what_methods_and_caches_refuse() -> None:
         quantize_module(quantize_module(decoder, "kv4"), "fine")
     for text, message in (
         ("scheme(inputs=absmax(bits=8, per='token'))", "weights, or a cache and nothing else"),
-        ("scheme(cache=mx_e2m1(per='channel'))", "a cache has groups of a token's channels"),
+        ("scheme(cache=mx_e2m1(per='channel'))", "per token or tensor, not per channel"),
+        ("scheme(cache=nv_e2m1(per='tensor'))", "a cache has groups of a token's channels"),
         ("w4(method=gptq(damping=0))", "damping must be above 0"),
         ("fine(method=smooth(alpha=2))", "alpha must be from 0 to 1"),
         ("kv8(method=gptq)", "weights, or a cache and nothing else"),
@@ -288,7 +284,7 @@ def test_what_methods_and_caches_refuse() -> None:
 
 def test_smoothing_counts_readers_of_one_tensor_once() -> None:
     none, w = torch.zeros(4), torch.randn(3, 4).abs().amax(0)
-    seen = InputStatistics(none, 0.0, None, Readers(w))
+    seen = InputStatistics(none, 0.0, None, w)
     assert Smooth().compute_divisor(seen, Absmax(bits=8, per="tensor")).tolist() == [1] * 4
 
 

@@ -28,14 +28,11 @@ from wakeful.probes.watch import watch
 from wakeful.quantization import parse_scheme, quantize_module
 from wakeful.quantization.cache import QuantizedCache
 from wakeful.quantization.compressed import save_compressed
-from wakeful.quantization.schemes import Scales
 
 CALIBRATED = [
     "scheme(cache=absmax(bits=8, per='tensor'))",
-    "scheme(cache=absmax(bits=4, per='channel'))",
-    "scheme(cache=zeropoint(bits=4, per='channel'))",
+    "scheme(cache=zeropoint(bits=4, per='tensor'))",
     "scheme(cache=e4m3(per='tensor'))",
-    "scheme(cache=nv_e2m1(per='tensor'))",
 ]
 """Caches with a scale of calibration text."""
 BLOCKS = [
@@ -73,10 +70,10 @@ def test_the_same_numbers_as_in_our_decoder(
 
 
 @pytest.mark.parametrize("scheme", CALIBRATED)
-def test_a_scale_of_calibration_text_is_of_the_tensor_or_the_channel(scheme: str) -> None:
+def test_a_scale_of_calibration_text_is_of_the_tensor(scheme: str) -> None:
     grid = parse_scheme(scheme).cache
     assert grid is not None
-    made = QuantizedCache(parse_scheme(scheme), 2 * 8)
+    made = QuantizedCache(parse_scheme(scheme))
     model = torch.nn.ModuleList([made])
     seen, heads = torch.randn(3, 1, 5, 2, 8), torch.randn(2, 7, 2, 8)
     made.calibrating = True
@@ -84,27 +81,13 @@ def test_a_scale_of_calibration_text_is_of_the_tensor_or_the_channel(scheme: str
         assert torch.equal(made(each, "keys"), each)
     made.calibrating = False
     found = model.bfloat16()[0](heads, "keys")
-    if grid.per == "channel":
-        low, high = seen.amin((0, 1, 2)).clamp(max=0), seen.amax((0, 1, 2)).clamp(min=0)
-        expected = grid.fake_quantize(
-            heads.flatten(2), grid.fit_scales(low.flatten(), high.flatten())
-        )
-    elif grid.two_scales:  # a block's scale is its own, under the one of the text
-        outer = grid.compute_scales(torch.stack([seen.min(), seen.max()]).view(1, 2)).outer
-        rows = heads.flatten(0, 2)
-        expected = grid.fake_quantize(
-            rows, grid.fit_one_group(rows, Scales(torch.ones(1, 1), None, outer))
-        )
-    else:
-        expected = grid.fake_quantize(heads, grid.fit_scales(seen.min(), seen.max()))
+    expected = grid.fake_quantize(heads, grid.fit_scales(seen.min(), seen.max()))
     torch.testing.assert_close(found, expected.view_as(heads), rtol=0, atol=0)
 
 
 def test_a_scale_of_a_growing_cache_needs_text() -> None:
     with pytest.raises(WakefulError, match="scales need calibration text"):
         quantize_module(llama(), "scheme(cache=absmax(bits=8, per='tensor'))")
-    with pytest.raises(WakefulError, match="groups of a token's channels"):
-        parse_scheme("scheme(cache=absmax(bits=4, per='channel', group=16))")
 
 
 def test_eager_attention_and_a_mask() -> None:

@@ -11,8 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.errors import WakefulError
 from wakeful.quantization import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
 from wakeful.quantization.arithmetic import _float_matmul, integer_matmul, reference_product
-from wakeful.quantization.damage import describe_scheme
-from wakeful.quantization.linear import QuantizedLinear, quantize_layer
+from wakeful.quantization.linear import quantize_layer
 from wakeful.variants import Variant, build, variants_by_name
 
 
@@ -290,14 +289,3 @@ def test_a_dead_output_channel_is_exact() -> None:
         layer = quantize_layer(linear_of(w, None), SCHEMES[name])
         torch.testing.assert_close(layer.dequantize()[1:], w[1:])
         assert (layer(x)[:, 1] == 0).all()
-
-
-def test_repr_says_what_it_is() -> None:
-    layer = QuantizedLinear(linear_of(torch.zeros(2, 4), None), SCHEMES["w4"])
-    assert "scheme=w4" in repr(layer)
-
-
-def test_a_cache_is_described_by_what_shares_a_scale() -> None:
-    for per, head in (("token", " and head"), ("channel", " and head"), ("tensor", "")):
-        scheme = Scheme(weights=None, cache=Absmax(bits=8, per=per))
-        assert describe_scheme(scheme).startswith(f"8-bit keys and values per {per}{head};")

@@ -326,10 +326,7 @@ def test_several_models_make_one_matrix(
         same = wakeful.quantize(str(alone), *schemes, **given).summary
         assert same.keys() == each.keys()
         for one, other in zip(each["schemes"], same["schemes"], strict=True):
-            timeless = {key: value for key, value in one.items() if not key.endswith("seconds")}
-            assert timeless == {key: other[key] for key in timeless}
-            assert one["quantize_seconds"] > 0
-            assert one["read_seconds"] > 0
+            assert one == other
     assert set(pl.read_parquet(out / "quantization.parquet")["model"]) == {"vanilla", "llama"}
     assert len(pl.read_parquet(out / "sequences.parquet")) == 2 * 3 * 3
     page = (out / "report.html").read_text()
@@ -401,7 +398,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     where = ["--text", str(text), "--out", str(out), *SMALL]
 
     def wrong(*more: str, model: Path = run) -> str:
-        return fails(capsys, "quantize", str(model), *where, *more)
+        pairs = zip(where[::2], where[1::2], strict=True)
+        others = [part for name, value in pairs if name not in more for part in (name, value)]
+        return fails(capsys, "quantize", str(model), *others, *more)
 
     assert "name a model" in fails(capsys, "quantize", *where)
     two = ["quantize", str(run), str(llama), *where]

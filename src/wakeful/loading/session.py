@@ -134,20 +134,15 @@ def count_progress(
 
 
 def note_duration(
-    show: Display, name: str, model: Model, *, tokens: int, total: int, passes: float,
-    forward: float | None = None, seconds: float = 0.0,
-) -> None:  # fmt: skip
+    show: Display, name: str, model: Model, *, tokens: int, total: int, passes: float
+) -> None:
     """Show an estimate of the time that work takes on a model, if it is at least 30 s.
 
-    The work is `total` units of `passes` forward passes over `tokens` tokens, and `seconds` of
-    anything else. `forward` is the measured time of a pass; None estimates it from the model's
-    size.
+    The work is `total` units of `passes` forward passes over `tokens` tokens.
     """
     num_parameters = sum(parameter.numel() for parameter in model.module.parameters())
-    if forward is None:  # a forward pass takes about two operations a parameter and token
-        seconds += estimate_seconds(2 * num_parameters * tokens * total * passes, model.device)
-    else:
-        seconds += forward * total * passes
+    # A forward pass takes about two operations a parameter and token.
+    seconds = estimate_seconds(2 * num_parameters * tokens * total * passes, model.device)
     if seconds >= LONG_SECONDS:
         show.note(
             f"{name}: {total:,} of {tokens:,} tokens, {num_parameters / 1e6:,.1f}M parameters; "

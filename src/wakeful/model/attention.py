@@ -232,7 +232,6 @@ class Attention(HasRoles, nn.Module):
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=config.out_bias)
         self.turn = WalshHadamard() if config.qk_rotation else None
         """Applied to queries and keys after RoPE and any route."""
-        self.cached_channels = shape.num_kv_heads * head_width
         self.quantized: nn.Module | None = None
         """Applied to keys and values before they are cached, in a quantized model."""
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)

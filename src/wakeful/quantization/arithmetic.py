@@ -140,8 +140,6 @@ def _weight_only_product(x: Float[Tensor, "M K"], weights: Operands) -> Float[Te
 
 def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
     """Return a bᵀ exactly, in int32."""
-    if a.is_cuda:
-        return _padded_matmul(a, b)
     if a.device.type == "cpu" and _has_exact_int8_kernel():
         if a.shape[1] == 1:  # torch 2.13 gives wrong numbers for a single column
             a, b = F.pad(a, (0, 1)), F.pad(b, (0, 1))
@@ -156,17 +154,6 @@ def _float_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor,
     for a_block, b_block in zip(a_blocks, b_blocks, strict=True):
         total += (a_block.float() @ b_block.float().T).int()
     return total
-
-
-def _padded_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
-    """Return a bᵀ by cuBLAS's int8 kernel, after padding to the sizes that it needs: more than 16
-    rows M, and multiples of 8 for K and N.
-    """
-    rows, columns = a.shape[0], b.shape[0]
-    inner_padding = -a.shape[1] % 8
-    a = F.pad(a, (0, inner_padding, 0, max(0, 17 - rows)))
-    b = F.pad(b, (0, inner_padding, 0, -columns % 8))
-    return torch._int_mm(a, b.T)[:rows, :columns]
 
 
 @functools.cache

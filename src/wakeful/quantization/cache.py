@@ -2,8 +2,8 @@
 
 Scales are computed for each head and token, or for each `group` of their channels; or they come
 from calibration text and are fixed: one for all keys of a layer and one for all its values
-(`per="tensor"`), or one for each channel of each head (`per="channel"`). The cache itself holds
-full-precision numbers, which are rounded again, to the same numbers, whenever they are read.
+(`per="tensor"`). The cache itself holds full-precision numbers, which are rounded again, to the
+same numbers, whenever they are read.
 
 A Transformers model looks its attention function up by name. The quantized copy of a model gets a
 new name, whose function rounds keys and values and then calls the original one.
@@ -35,24 +35,20 @@ class QuantizedCache(FixedDtypeModule):
     """Rounding of one layer's keys and values (B, L, G, d) to a scheme's number format.
 
     Where scales are fixed, the buffers `keys` and `values` hold the range of calibration text, its
-    minimum (at most 0) and its maximum (at least 0): (2, 1) per tensor, (2, G · d) per channel.
+    minimum (at most 0) and its maximum (at least 0), as (2, 1).
     """
 
     fixed_buffers = ("keys", "values")
 
-    def __init__(self, scheme: Scheme, channels: int) -> None:
-        """Create the cache of one layer; `channels` is the number of key/value heads times their
-        width.
-        """
+    def __init__(self, scheme: Scheme) -> None:
         super().__init__()
         assert scheme.cache is not None
         self.scheme = scheme
         self.grid = scheme.cache
         self.calibrating = False
         # Scales per token are computed whenever they are needed: no range is stored.
-        num_ranges = {"tensor": 1, "channel": channels}.get(self.grid.per)
         for part in self.fixed_buffers:
-            self.register_buffer(part, None if num_ranges is None else torch.zeros(2, num_ranges))
+            self.register_buffer(part, torch.zeros(2, 1) if scheme.calibrates_cache else None)
 
     def forward(self, heads: Tensor, part: CachePart) -> Tensor:
         """Return keys or values (B, L, G, d) after rounding them; `part` says which of the two they
@@ -61,28 +57,18 @@ class QuantizedCache(FixedDtypeModule):
         While `calibrating`, return them unrounded and only widen the recorded range to include
         them.
         """
-        # A row is one head of a token, (B·L·G, d); for scales per channel, the token: (B·L, G·d).
-        last_row_axis = -3 if self.grid.per == "channel" else -2
-        rows = heads.flatten(0, last_row_axis).flatten(1).float()
+        rows = heads.flatten(0, -2).float()  # one head of a token each: (B·L·G, d)
         bounds: Tensor | None = getattr(self, part)
         if self.calibrating and bounds is not None:
-            low, high = rows.aminmax(dim=0, keepdim=True)
-            if bounds.shape[1] == 1:  # one range for all channels
-                low, high = low.min().view(1, 1), high.max().view(1, 1)
+            low, high = torch.aminmax(rows)
             setattr(self, part, torch.cat([bounds[:1].minimum(low), bounds[1:].maximum(high)]))
             return heads
-        scales = self.grid.compute_scales(rows) if bounds is None else self.fixed_scales(part, rows)
+        scales = self.grid.compute_scales(rows) if bounds is None else self.fixed_scales(part)
         return self.grid.fake_quantize(rows, scales).to(heads.dtype).view(heads.shape)
 
-    def fixed_scales(self, part: CachePart, rows: Tensor | None = None) -> Scales:
-        """Return the scales that calibration text gave for the keys or for the values.
-
-        In a format with two levels of scales only the outer scale is fixed; the inner scales are
-        computed from `rows` where given.
-        """
+    def fixed_scales(self, part: CachePart) -> Scales:
+        """Return the scale that calibration text gave for the keys or for the values."""
         bounds: Tensor = getattr(self, part)
-        if self.grid.two_scales and rows is not None:
-            return self.grid.fit_one_group(rows, self.grid.compute_scales(bounds.T))
         return self.grid.fit_scales(bounds[:1], bounds[1:])
 
 
@@ -130,7 +116,7 @@ def quantize_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
     check_cache_support(model)
     attentions, device = _attention_modules(model), next(model.parameters()).device
     for module in attentions:
-        module.quantized = QuantizedCache(scheme, module.cached_channels).to(device)
+        module.quantized = QuantizedCache(scheme).to(device)
     if not attentions:  # a model of Transformers, whose attention is a function
         assert isinstance(model, PreTrainedModel)
         _install_attention(model, scheme)
@@ -162,9 +148,7 @@ def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
     ):
         widths.append((key.shape[-1], value.shape[-1]))
-        module.add_module(
-            _NAME, QuantizedCache(scheme, key.shape[1] * key.shape[-1]).to(key.device)
-        )
+        module.add_module(_NAME, QuantizedCache(scheme).to(key.device))
         return attend_to_rounded(module, query, key, value, *rest, **more)
 
     masks = AttentionMaskInterface()

@@ -148,7 +148,8 @@ def _storage_format(scheme: Scheme) -> str | None:
         supported = all(type(grid) is type(weights) for grid in grids)
         if weights.two_scales:  # one outer scale per tensor, that of inputs static
             supported = supported and static and all(grid.per == "tensor" for grid in grids)
-        return f"{weights.name_of_format.lower()}-pack-quantized" if supported else None
+        name = "nvfp4" if weights.two_scales else "mxfp4"
+        return f"{name}-pack-quantized" if supported else None
     if inputs is None:
         # compressed-tensors 0.20 packs zero points when it writes and expects them unpacked when
         # it reads (`PackedQuantizationCompressor.compress` on the meta device).

@@ -1,7 +1,7 @@
 """Quantization of a model's linear layers; the model itself stays unchanged."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -103,28 +103,12 @@ def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
     )
 
 
-def prepare_for_layers(model: nn.Module, layers: Collection[str]) -> nn.Module:
-    """Return a model that computes the same and has linear layers with these names.
-
-    A `Decoder` is folded; fused experts become linear layers where one of the names asks for it.
-    """
-    if isinstance(model, Decoder):
-        return folded(model)
-    return unfuse_experts(model, lambda name: any(layer.startswith(f"{name}.") for layer in layers))
-
-
 def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:
     """Raise `WakefulError` that names all layers whose weights have a NaN or an infinity."""
     refused = [name for name, layer in layers.items() if not is_finite(weight_and_bias(layer)[0])]
     if refused:
-        others = ""
-        num_others = len(refused) - 1
-        if num_others:
-            plural = "s" if num_others > 1 else ""
-            others = f" ({num_others} other layer{plural} cannot either)"
         raise WakefulError(
-            f"{refused[0]} cannot be quantized: its weight has a NaN or an infinity{others}; "
-            f"leave out all such layers: --skip {' '.join(refused)}"
+            f"weights with a NaN or an infinity cannot be quantized: --skip {' '.join(refused)}"
         )
 
 

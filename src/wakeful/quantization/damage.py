@@ -38,10 +38,6 @@ class Damage:
     schemes: dict[str, Scheme]
     full_bytes: int
     bytes: dict[str, int]
-    seconds: dict[str, float]
-    """Seconds of quantizing, calibration included."""
-    parameters: int = 0
-    """Number of the full-precision model's parameters, shared ones counted once."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
@@ -67,21 +63,19 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataFrame:
-    """Return every layer's relative error under a scheme, beside its input's kurtosis.
+def layer_errors(damage: Damage, scheme: str) -> pl.DataFrame:
+    """Return every layer's relative error under a scheme, beside its input's kurtosis over all
+    tokens but the first.
 
-    `position` is "first", "rest" or "all": the tokens of a sequence that the error is of. Columns:
-    module, layer, kind, value (the error), standard_error, kurtosis_first, kurtosis_rest. A figure
-    that is not finite is null: the error of an output that is all zero, the kurtosis of such an
-    input.
+    Columns: module, layer, kind, value (the error), standard_error, kurtosis. A figure that is not
+    finite is null: the error of an output that is all zero, the kurtosis of such an input.
     """
     rows = damage.measurement.layers
-    errors = rows.filter(scheme=scheme, metric="relative_error", position=position)
+    errors = rows.filter(scheme=scheme, metric="relative_error", position="all")
     errors = errors.select("module", "layer", "kind", "value", "standard_error")
-    for part in ("first", "rest"):
-        kurtosis = rows.filter(metric="input_kurtosis", position=part)
-        kurtosis = kurtosis.select("module", pl.col("value").alias(f"kurtosis_{part}"))
-        errors = errors.join(kurtosis, on="module", how="left", maintain_order="left")
+    kurtosis = rows.filter(metric="input_kurtosis", position="rest")
+    kurtosis = kurtosis.select("module", kurtosis="value")
+    errors = errors.join(kurtosis, on="module", how="left", maintain_order="left")
     figures = pl.selectors.float()  # all columns of numbers
     return errors.with_columns(pl.when(figures.is_finite()).then(figures))
 
@@ -105,15 +99,14 @@ def damage_summary(damage: Damage) -> dict[str, Any]:
         "sequences": len(measurement.counts),
         "tokens": sum(measurement.counts),
         **estimate_fields("perplexity", measurement.perplexity()),
-        "parameters": damage.parameters,
         "bytes": damage.full_bytes,
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
     }
 
 
 def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
-    """Return one scheme's figures by name, for summary.json: losses, bytes, errors of layers and
-    seconds. A figure that is not finite, or of a layer where none is quantized, is None.
+    """Return one scheme's figures by name, for summary.json: losses, bytes and errors of
+    layers. A figure that is not finite, or of a layer where none is quantized, is None.
     """
     measurement, scheme = damage.measurement, damage.schemes[name]
     errors = layer_errors(damage, name)
@@ -133,10 +126,7 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         "layer_error_median": errors["value"].median(),
         "layer_error_worst": worst["value"],
         "worst_layer": worst["module"],
-        "worst_layer_kurtosis_first": worst["kurtosis_first"],
-        "worst_layer_kurtosis_rest": worst["kurtosis_rest"],
-        "quantize_seconds": damage.seconds[name],
-        "read_seconds": measurement.schemes[name].seconds,
+        "worst_layer_kurtosis": worst["kurtosis"],
     }
 
 
@@ -145,7 +135,7 @@ def damage_findings(damage: Damage) -> list[Finding]:
     description.
     """
     return [
-        Finding(name, *_grade_and_explain(damage, name), describe_scheme(scheme))
+        Finding(name, *_grade_and_explain(damage, name), _describe_scheme(scheme))
         for name, scheme in damage.schemes.items()
     ]
 
@@ -200,38 +190,14 @@ def _grade_and_explain(damage: Damage, name: str) -> tuple[Level, str]:
     )
 
 
-def describe_scheme(scheme: Scheme) -> str:
-    """Return a sentence that says which tensors a scheme quantizes to which number format."""
-    grids = list(scheme.activations)
-    if scheme.weights is not None:
-        grids.insert(0, ("weights", scheme.weights))
-    # A description has a place for the tensor's name: "8-bit {} per token".
-    descriptions = [
-        grid.description.format(tensor_name).replace("per channel", "per output channel")
-        for tensor_name, grid in grids
-    ]
-    if scheme.cache is not None:
-        head = " and head" if scheme.cache.per != "tensor" else ""
-        descriptions.append(scheme.cache.description.format("keys and values") + head)
-    if scheme.method is not None:
-        descriptions.append(f"by {scheme.method}")
-    activations = "activations in full precision"
-    if scheme.activations:
-        activations = f"{scheme.scales} activation scales"
+def _describe_scheme(scheme: Scheme) -> str:
+    """Return a scheme's number formats, and which of them are emulated or calibrated."""
+    scales = f", {scheme.scales} activation scales" if scheme.activations else ""
     emulated = ", emulated" if scheme.emulated or scheme.cache else ""
-    return f"{', '.join(descriptions)}; {activations}{emulated}."
+    return f"{scheme.definition}{scales}{emulated}"
 
 
 def worst_layers(damage: Damage, name: str) -> list[dict[str, Any]]:
-    """Return the layers with the largest relative error under a scheme, the largest first.
-
-    Each is a row of `layer_errors`, with its errors at the first token and at the rest as `first`
-    and `rest`.
-    """
-    errors = layer_errors(damage, name)
-    for position in ("first", "rest"):
-        errors_there = layer_errors(damage, name, position)
-        errors_there = errors_there.select("module", pl.col("value").alias(position))
-        errors = errors.join(errors_there, on="module", how="left")
-    errors = errors.sort("value", descending=True, nulls_last=True)
+    """Return the rows of `layer_errors` with the largest relative errors, the largest first."""
+    errors = layer_errors(damage, name).sort("value", descending=True, nulls_last=True)
     return errors.head(_NUM_WORST).to_dicts()

@@ -232,12 +232,6 @@ class FormatSearch:
             return math.floor(self.budget.bits * self.unscored.num_weights / 8)
         return self.budget.bytes - self.other_bytes
 
-    @property
-    def formats_to_measure(self) -> list[str]:
-        """Uniform formats to compare with, if the chosen formats take all of the budget."""
-        size = math.inf if self.budget.loss else self.layer_budget
-        return uniform_formats_to_measure(self.unscored.uniform_choices, size)
-
     def check(self) -> None:
         """Raise `WakefulError` if no formats meet the budget, full precision meets it, or no format
         has scales to train although steps of training are asked for.

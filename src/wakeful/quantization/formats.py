@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wakeful.model.evaluating import evaluating
 from wakeful.quantization.calibration import collect_statistics
-from wakeful.quantization.layerwise import layers_by_block, products_fit_memory
+from wakeful.quantization.layerwise import layers_by_block
 from wakeful.quantization.linear import (
     QuantizedLinear,
     layer_divisor,
@@ -100,16 +100,14 @@ class _LayerRounding:
         """Yield each layer's name with its quantized copies by scheme name."""
         model, layers, method = self.model, self.layers, self._scheme_list[0].rounding
         token_weights = None
-        # Gradients can weigh the tokens while XᵀX is summed if one pass serves all layers.
-        weighs_by_gradient = method.weighs_tokens and products_fit_memory(layers)
-        if method.weighs_tokens and not weighs_by_gradient:
+        if method.weighs_tokens:
             token_weights = compute_token_weights(model, layers, self.text)
         norm_readers: set[str] = set()
         if method.norms:
             norm_readers.update(*readers_of_norms(model).values())
         names_sharing_scale = self._layers_sharing_outer_scale()
         for group in self._layer_groups():
-            statistics = self._collect_statistics(group, token_weights, weighs_by_gradient)
+            statistics = self._collect_statistics(group, token_weights)
             for name, layer_statistics in statistics.items():
                 layer_statistics.reads_norm = not method.norms or name in norm_readers
             for name, layer in group.items():
@@ -130,19 +128,17 @@ class _LayerRounding:
         return list(self.schemes.values())
 
     def _collect_statistics(
-        self, layers: dict[str, nn.Module], weights: TokenWeights | None, weighs_by_gradient: bool
+        self, layers: dict[str, nn.Module], weights: TokenWeights | None
     ) -> dict[str, InputStatistics]:
         """Return statistics of calibration text at these layers, by their names; none if no scheme
-        needs any.
-
-        Tokens count in XᵀX by `weights`, or with `weighs_by_gradient` by a backward pass.
+        needs any. Tokens count in XᵀX by `weights`.
         """
         schemes = self._scheme_list
         static = any(scheme.scales == "static" for scheme in schemes)
         if not static and schemes[0].method is None:
             return {}
         return collect_statistics(
-            self.model, layers, self.text, weights=weights, weighs_by_gradient=weighs_by_gradient,
+            self.model, layers, self.text, weights=weights,
             gram=schemes[0].rounding.needs_gram,
             outputs=static and any(scheme.outputs for scheme in schemes),
         )  # fmt: skip

@@ -26,12 +26,11 @@ def capture_output_gradients(
     *,
     on_embedding_gradient: Callable[[str, Int[Tensor, "B L"], Float[Tensor, "B L D"]], None]
     | None = None,
-    label_generator: torch.Generator | None = None,
-) -> Iterator[Callable[[Int[Tensor, "B L"]], None]]:
+) -> Iterator[Callable[..., None]]:
     """Yield a function that runs token ids (B, L) forward and back and reports output gradients.
 
-    The loss ℓ is summed over all predicted tokens: the text's own or, with `label_generator`,
-    tokens drawn from the model's predictions. No parameter gets a gradient.
+    The loss ℓ is summed over all predicted tokens: the text's own, or those that the function gets
+    as its second argument, (B · (L − 1),). No parameter gets a gradient.
 
     Args:
         model: the model, with hooks within the context.
@@ -41,7 +40,6 @@ def capture_output_gradients(
             that ℓ does not depend on are left out.
         on_embedding_gradient: called with an embedding's name, its token ids, and the gradient of
             the embedded tokens.
-        label_generator: random numbers that draw the tokens to predict.
 
     Raises:
         WakefulError: the model has no embedding.
@@ -64,7 +62,7 @@ def capture_output_gradients(
                 lambda gradient: on_gradient(name, call, widened(gradient.reshape(-1, width)))
             )
 
-    def read(tokens: Tensor) -> None:
+    def read(tokens: Tensor, targets: Tensor | None = None) -> None:
         for records in (embedded, embedding_inputs, calls):
             records.clear()
         logits = widened(logits_of(model, tokens.clone())[:, :-1].flatten(0, 1))
@@ -73,10 +71,7 @@ def capture_output_gradients(
                 f"{type(model).__name__} has no embedding, from which gradients are computed: use "
                 "gptq(weighting='none')"
             )
-        targets = tokens[:, 1:].flatten()
-        if label_generator is not None:
-            predictions = logits.detach().softmax(-1)
-            targets = predictions.multinomial(1, generator=label_generator).squeeze(1)
+        targets = tokens[:, 1:].flatten() if targets is None else targets
         loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
         gradients = torch.autograd.grad(loss, embedded, allow_unused=True)
         for (name, ids), gradient in zip(embedding_inputs, gradients, strict=True):

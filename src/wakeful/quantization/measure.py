@@ -5,7 +5,6 @@ of a sequence, K input channels, N output channels, V vocabulary.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from wakeful.device import synchronize
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite_or_none, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
@@ -27,7 +25,7 @@ from wakeful.probes import exact
 from wakeful.probes.experts import Experts
 from wakeful.probes.running import block_paths, check_causal, logits_of
 from wakeful.quantization.calibration import linear_product
-from wakeful.quantization.convert import prepare_for_layers, quantized_layers
+from wakeful.quantization.convert import prepare_model, quantized_layers
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""
@@ -51,9 +49,6 @@ class Totals:
     nll: list[float] = field(default_factory=list)
     divergence: list[float] = field(default_factory=list)
     """KL from the full-precision model."""
-    seconds: float = 0.0
-    """Seconds of the forward passes; not recorded for the full-precision model, which hooks slow
-    down."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +139,8 @@ def measure_damage(
     check_causal(name, model)
     # Quantizing unfuses experts and folds a decoder first, and a folded embedding unties the head:
     # `prepared` is the full-precision model with the layers that were quantized.
-    layers = {name for quantized_model in quantized.values()
-              for name in quantized_layers(quantized_model)}  # fmt: skip
     has_these_layers = isinstance(model, Decoder) and not model.embedding.folded_name
-    prepared = model if has_these_layers else prepare_for_layers(model, layers)
+    prepared = model if has_these_layers else prepare_model(model)
     figures = _LayerFigures(block_paths(prepared))
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
@@ -160,10 +153,7 @@ def measure_damage(
         counts.append(len(targets))
         full.nll.append(total_nll(reference, targets))
         for scheme, quantized_model in quantized.items():
-            start = time.perf_counter()
             logits, _ = logits_and_targets(quantized_model, tokens)
-            synchronize(tokens.device)
-            totals[scheme].seconds += time.perf_counter() - start
             totals[scheme].nll.append(total_nll(logits, targets))
             totals[scheme].divergence.append(total_kl(reference, logits))
         on_progress(done)

@@ -10,7 +10,6 @@ from typing import Any
 import altair as alt
 
 from wakeful.config.commands import format_command_line
-from wakeful.config.reading import LENGTH, longest_prompt
 from wakeful.errors import WakefulError
 from wakeful.estimates import (
     INTERVAL,
@@ -19,7 +18,6 @@ from wakeful.estimates import (
     format_perplexity,
     interval_half_width,
 )
-from wakeful.generation import generation_step
 from wakeful.paths import free_folder
 from wakeful.quantization.compressed import compressed_config
 from wakeful.quantization.damage import (
@@ -38,7 +36,7 @@ from wakeful.quantization.mixed_report import comparison_sentence, mixed_model_s
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.schemes.methods import Gptq
-from wakeful.quantization.sensitivity import LayerCost, cost_frame, describe_costs
+from wakeful.quantization.sensitivity import LayerCost, describe_costs
 from wakeful.reports import charts
 from wakeful.reports.value import (
     Cell,
@@ -206,25 +204,14 @@ def _quantize_command(
     return format_command_line("quantize", replace(options, **(new_options | changes)), source)
 
 
-def steps_after_saving(
-    source: str, folder: str, context: int, *, reading: str = ""
-) -> list[NextStep]:
-    """Return the commands that serve, evaluate and try out a model that was saved in a folder.
-
-    It is compared with the original, `source`, on the text that the flags `reading` name; the
-    prompts for speed and generation are as long as the model's `context` allows. `folder` may also
-    be a .gguf file.
+def steps_after_saving(source: str, folder: str, *, reading: str = "") -> list[NextStep]:
+    """Return the commands that serve a model that was saved in a folder or a .gguf file, and that
+    compare it with the original, `source`, on the text that the flags `reading` name.
     """
     model, saved = shlex.quote(source), shlex.quote(folder)
     serve = f"llama-server -m {saved}" if folder.endswith(".gguf") else f"vllm serve {saved}"
     evaluate = " ".join(filter(None, ["wakeful evaluate", model, saved, reading]))
-    comparison = NextStep("compare it with the original", evaluate)
-    prompt = min(512, longest_prompt(context))
-    if prompt > 0:  # the context leaves room for one
-        comparison = NextStep(
-            "compare it with the original, speed included", f"{evaluate} --speed {prompt}"
-        )
-    return [NextStep("serve it", serve), comparison, generation_step(folder, context)]
+    return [NextStep("serve it", serve), NextStep("compare it with the original", evaluate)]
 
 
 def quantization_report(
@@ -234,7 +221,6 @@ def quantization_report(
     saved: Mapping[str, Any] | None = None,
     source: str = "",
     options: QuantizeOptions | None = None,
-    context: int = LENGTH,
     costs: Sequence[LayerCost] = (),
     mixed_model: MixedModel | None = None,
 ) -> Report:
@@ -246,13 +232,11 @@ def quantization_report(
         saved: the folder of the saved model and its bytes, if it was saved.
         source: the model's name as the user gave it, for commands to copy.
         options: the options of the call, which such commands repeat.
-        context: the model's context length, which bounds the prompts in commands.
         costs: costs of single layers, if they were measured.
         mixed_model: the model with a format for each layer, if formats were chosen.
     """
     summary = damage_summary(damage)
-    steps = _next_steps(damage, source or damage.measurement.name, options, context, saved,
-                        mixed_model)  # fmt: skip
+    steps = _next_steps(damage, source or damage.measurement.name, options, saved, mixed_model)
     file_note = ""
     if saved:
         share = saved["bytes"] / summary["bytes"]
@@ -299,9 +283,8 @@ def matrix_report(
             _matrix_table(damages),
             terms([("perplexity", "perplexity"), ("KL", "kl")]),
             Text("First in each cell the loss increase in nats per token, paired: both models "
-                 "read the same tokens. Weights include tensors in full precision. Seconds: to "
-                 "quantize, calibration included, and to read the text. Do not compare the losses "
-                 "of models with different tokenizers.", "note"),
+                 "read the same tokens. Weights include tensors in full precision. Do not compare "
+                 "the losses of models with different tokenizers.", "note"),
         ], brief=True),
         _layer_section(damages),
         method_section(method or {}),
@@ -311,7 +294,7 @@ def matrix_report(
 
 
 def _matrix_table(damages: Sequence[Damage]) -> Table:
-    """Return the table of models (rows) by schemes (columns): losses, sizes and seconds."""
+    """Return the table of models (rows) by schemes (columns): losses and sizes."""
     rows: list[list[Cell]] = []
     for damage in damages:
         summary = damage_summary(damage)
@@ -325,7 +308,6 @@ def _matrix_table(damages: Sequence[Damage]) -> Table:
                 f"perplexity {estimates['perplexity']}",
                 f"KL {estimates['kl']}",
                 f"{format_megabytes(figures['bytes'])}, {figures['bytes_ratio']:.0%}",
-                f"{figures['quantize_seconds']:.1f} + {figures['read_seconds']:.1f} s",
             ]))  # fmt: skip
         rows.append(row)
     schemes = list(damages[0].schemes)
@@ -337,7 +319,6 @@ def _next_steps(
     damage: Damage,
     source: str,
     options: QuantizeOptions | None,
-    context: int,
     saved: Mapping[str, Any] | None,
     mixed_model: MixedModel | None,
 ) -> list[NextStep]:
@@ -346,7 +327,7 @@ def _next_steps(
     """
     if saved:
         reading = options.text_flags if options else ""
-        return steps_after_saving(source, saved["folder"], context, reading=reading)
+        return steps_after_saving(source, saved["folder"], reading=reading)
     if mixed_model is None:
         return [suggest_next_step(damage, source, options)]
     if options is None:
@@ -377,8 +358,7 @@ def _damage_section(damage: Damage, summary: Mapping[str, Any], file_note: str) 
         terms([("nats and perplexity", "perplexity"), ("KL", "kl"),
                ("median and worst layer", "relative_error")]),
         Text("Loss increases are paired: both models read the same tokens. Weights include tensors "
-             f"in full precision{file_note}. Seconds: to quantize, calibration included, and to "
-             "read the text.", "note"),
+             f"in full precision{file_note}.", "note"),
     ], brief=True)  # fmt: skip
 
 
@@ -388,23 +368,22 @@ def _cost_section(costs: Sequence[LayerCost], damage: Damage) -> Section:
     `costs` begins with the costliest layer.
     """
     num_sequences = len(damage.measurement.counts)
-    kurtosis = cost_frame(costs, damage)["kurtosis"]
-    rows = []
-    for cost, layer_kurtosis in zip(costs[:_NUM_COSTLIEST], kurtosis, strict=False):
-        rows.append([
+    rows = [
+        [
             cost.name,
             format_interval(*cost.alone, num_sequences, "+"),
             format_interval(*cost.kl, num_sequences, "+"),
-            format_number(layer_kurtosis, "{:.3g}"),
             f"{cost.size:,}",
-        ])  # fmt: skip
-    columns = ["layer", "alone, nats", "KL", "kurtosis", "bytes"]
+        ]
+        for cost in costs[:_NUM_COSTLIEST]
+    ]
+    columns = ["layer", "alone, nats", "KL", "bytes"]
     table = Table(columns, rows, "Costliest layers")
     return Section("What layers cost", [Text(describe_costs(costs, damage)), table], brief=True)
 
 
 def _damage_table(damage: Damage, summary: Mapping[str, Any]) -> Table:
-    """Return the table with one row per scheme: its damage, errors, size and seconds.
+    """Return the table with one row per scheme: its damage, errors and size.
 
     `summary` is the damage's `damage_summary`; the first row is the full-precision model's.
     """
@@ -422,14 +401,13 @@ def _damage_table(damage: Damage, summary: Mapping[str, Any]) -> Table:
             Cell(format_number(figures["layer_error_worst"], "{:.2%}"),
                  under=[module.removeprefix("model.")] if module else []),
             Cell(format_megabytes(figures["bytes"]), f"{figures['bytes_ratio']:.0%}"),
-            Cell(f"{figures['quantize_seconds']:.1f}", f"+ {figures['read_seconds']:.1f}"),
         ])  # fmt: skip
     perplexity = perplexity_with_interval(summary, summary["sequences"])
     size = format_megabytes(summary["bytes"])
-    full_precision = ["full precision", "–", "–", "–", perplexity, "–", "–", size, "–"]
+    full_precision = ["full precision", "–", "–", "–", perplexity, "–", "–", size]
     return Table(
         ["scheme", "damage", "loss, nats per token", "KL, nats", "perplexity", "median layer",
-         "worst layer", "weights", "seconds"],
+         "worst layer", "weights"],
         [full_precision, *rows], "Damage of each scheme",
         marks=[("", ""), *charts.marks(damage.schemes)],
         terminal=("damage", "loss, nats per token", "KL, nats", "worst layer", "weights"),
@@ -465,13 +443,9 @@ def worst_table(damage: Damage, name: str) -> Table:
         rows.append([
             row["module"],
             Cell(format_number(row["value"], "{:.2%}"), format_number(radius, "± {:.2%}", "")),
-            format_number(row["first"], "{:.2%}"),
-            format_number(row["rest"], "{:.2%}"),
-            format_number(row["kurtosis_first"], "{:,.1f}"),
-            format_number(row["kurtosis_rest"], "{:,.1f}"),
+            format_number(row["kurtosis"], "{:,.1f}"),
         ])  # fmt: skip
-    columns = ["layer", "relative error", "first token", "the rest", "input kurtosis, first",
-               "kurtosis, rest"]  # fmt: skip
+    columns = ["layer", "relative error", "kurtosis of its input"]
     return Table(columns, rows, f"Worst layers of {damage.measurement.name} under {name}")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 
 from wakeful.config.commands import format_command_line
-from wakeful.config.reading import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.loading.card import quantized_card
 from wakeful.loading.model import Model
@@ -78,7 +77,7 @@ class Quantization(MeasuredResult):
         """Figures of the model and of every scheme, as in summary.json."""
         figures = damage_summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
-            "costs": cost_frame(self.costs, self._measured).to_dicts() if self.costs else [],
+            "costs": cost_frame(self.costs).to_dicts() if self.costs else [],
             "smallest": self._mixed_summary,
         }  # fmt: skip
         return json.loads(json.dumps(figures))  # as it is read from the file: without tuples
@@ -90,11 +89,9 @@ class Quantization(MeasuredResult):
             lines = [f"{scheme}: {self._describe_layers()}; not measured: no text was given"
                      for scheme in self.models]  # fmt: skip
             return Report(f"Quantization of {self.source}", lines, [], [])
-        context = min((model.context for model in self.models.values()), default=LENGTH)
         return quantization_report(
             self.damage, method=self.method, saved=self.saved, source=self.source,
-            options=self.options, context=context, costs=self.costs,
-            mixed_model=self.mixed_model,
+            options=self.options, costs=self.costs, mixed_model=self.mixed_model,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -102,7 +99,7 @@ class Quantization(MeasuredResult):
         damage = self._measured
         tables = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
-            tables["sensitivity.parquet"] = cost_frame(self.costs, damage)
+            tables["sensitivity.parquet"] = cost_frame(self.costs)
         return self.write_run(
             folder, "quantize", self.machine, tables, model=self.source,
             schemes=list(damage.schemes),

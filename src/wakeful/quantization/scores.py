@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from wakeful.model.finite import widened
 from wakeful.model.hooks import hooked
+from wakeful.probes.running import logits_of
 from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.formats import LayersByFormat
 from wakeful.quantization.gguf_file import EmbeddingTable
@@ -45,8 +46,8 @@ def score_formats(
 ) -> Scores:
     """Return the estimated cost of quantizing each layer to each format, in nats per token.
 
-    One forward and backward pass is run for each tensor of `text`; larger batches need fewer
-    dequantizations and more memory.
+    Every sequence of `text` is run by itself, to save memory: forward for its targets, then forward
+    and back.
 
     Args:
         model: the model in full precision.
@@ -100,16 +101,29 @@ def score_formats(
 
     count = 0
     gradients = capture_output_gradients(
-        model, linears, score_call,
-        on_embedding_gradient=score_embedding, label_generator=label_generator,
-    )  # fmt: skip
+        model, linears, score_call, on_embedding_gradient=score_embedding
+    )
+    targets = [_draw_targets(model, batch, label_generator) for batch in text]
     with hooked(linears, before=store_input), gradients as read:
-        for tokens in text:
-            inputs.clear()
-            calls.clear()
-            read(tokens)
-            count += tokens.shape[0] * (tokens.shape[1] - 1)
+        for batch, targets_of_batch in zip(text, targets, strict=True):
+            for tokens, targets_of_sequence in zip(batch, targets_of_batch, strict=True):
+                inputs.clear()
+                calls.clear()
+                read(tokens[None], targets_of_sequence)
+                count += len(targets_of_sequence)
     return {
         format_name: {name: total / count for name, total in totals.items()}
         for format_name, totals in scores.items()
     }
+
+
+@torch.no_grad()
+def _draw_targets(
+    model: nn.Module, batch: Int[Tensor, "B L"], generator: torch.Generator
+) -> Int[Tensor, "B T"]:
+    """Return tokens drawn from the model's predictions for the T = L − 1 predicted tokens of each
+    sequence.
+    """
+    logits = torch.cat([logits_of(model, tokens[None])[0, :-1] for tokens in batch])
+    predictions = widened(logits).softmax(-1)
+    return predictions.multinomial(1, generator=generator).view(len(batch), -1)

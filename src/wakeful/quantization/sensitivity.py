@@ -16,10 +16,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, finite_or_none, format_interval, mean_and_error
+from wakeful.estimates import Estimate, format_interval, mean_and_error
 from wakeful.probes.experts import put
-from wakeful.quantization.convert import prepare_for_layers, quantized_layers
-from wakeful.quantization.damage import Damage, estimate_fields, layer_errors
+from wakeful.quantization.convert import prepare_model, quantized_layers
+from wakeful.quantization.damage import Damage, estimate_fields
 from wakeful.quantization.measure import logits_and_targets, loss_and_kl_per_sequence
 
 
@@ -53,7 +53,7 @@ def measure_layer_costs(
         WakefulError: no layer is quantized.
     """
     layers = quantized_layers(quantized_model)
-    prepared = prepare_for_layers(model, layers)
+    prepared = prepare_model(model)
     if not layers:
         raise WakefulError("no layer is quantized, so there is no cost to measure")
     full_layers = {name: prepared.get_submodule(name) for name in layers}
@@ -75,20 +75,13 @@ def measure_layer_costs(
     return sorted(costs, key=lambda cost: -cost.alone[0])
 
 
-def cost_frame(costs: Sequence[LayerCost], damage: Damage) -> pl.DataFrame:
-    """Return a table of layers' costs, in the order given: nats per token, bytes, and the kurtosis
-    of the layer's input over all tokens but the first.
-    """
-    errors = layer_errors(damage, next(iter(damage.schemes)))
-    kurtosis = dict(errors.select("module", "kurtosis_rest").iter_rows())
+def cost_frame(costs: Sequence[LayerCost]) -> pl.DataFrame:
+    """Return a table of layers' costs, in the order given: nats per token and bytes."""
     rows: list[dict[str, Any]] = []
     for cost in costs:
         estimates = estimate_fields("alone", cost.alone) | estimate_fields("kl", cost.kl)
-        layer_kurtosis = finite_or_none(kurtosis.get(cost.name))
-        rows.append(
-            {"module": cost.name, **estimates, "kurtosis": layer_kurtosis, "bytes": cost.size}
-        )
-    return pl.DataFrame(rows, schema_overrides={"kurtosis": pl.Float64})
+        rows.append({"module": cost.name, **estimates, "bytes": cost.size})
+    return pl.DataFrame(rows)
 
 
 def describe_costs(costs: Sequence[LayerCost], damage: Damage) -> str:

@@ -1,6 +1,5 @@
 """The tool quantize: quantizes models with schemes and measures the damage on a text."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from wakeful.config.keywords import accept_options, options_from
 from wakeful.config.reading import LENGTH
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import synchronize
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
 from wakeful.hf.checkpoint_reader import Shards
@@ -35,7 +33,7 @@ from wakeful.quantization.convert import (
 )
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.engines import ENGINES, EngineFormats
-from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, MixedModel, split_text
+from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, split_text
 from wakeful.quantization.formats import matrix_bytes, scheme_fits
 from wakeful.quantization.gguf_file import embedding_tables
 from wakeful.quantization.measure import measure_damage
@@ -211,17 +209,21 @@ class _Quantizer:
         calibration, tuning = others[: counts.calibration], others[counts.calibration :]
         schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
         if self.engine is None:
-            models, seconds = self._quantize_with_schemes(loaded, schemes, calibration)
+            models = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
             search = self._create_search(loaded, self.engine, prepared, layers, calibration, tuning)
-            mixed_model, models, seconds = self._run_search(loaded, search)
+            mixed_model = search.find_formats()
+            models = {
+                name: _as_quantized_model(loaded, name, module)
+                for name, module in mixed_model.modules.items()
+            }
             schemes = mixed_model.schemes
         costs: list[LayerCost] = []
         if options.sensitivity:
             costs = self._measure_layer_costs(loaded, models, measured)
         damage = None
         if measured:
-            damage = _measure_damage(loaded, models, schemes, seconds, measured, self.session.show)
+            damage = _measure_damage(loaded, models, schemes, measured, self.session.show)
             if mixed_model is not None:
                 damage = replace(damage, bytes=mixed_model.bytes)  # of files, embeddings included
         head, machine = _output_head(prepared), self.session.machine
@@ -241,12 +243,10 @@ class _Quantizer:
 
     def _quantize_with_schemes(
         self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
-    ) -> tuple[dict[str, Model], dict[str, float]]:
-        """Return the model quantized with each scheme, and the seconds that it took."""
+    ) -> dict[str, Model]:
+        """Return the model quantized with each scheme, by the scheme's name."""
         models: dict[str, Model] = {}
-        seconds: dict[str, float] = {}
         for name, scheme in schemes.items():
-            start = time.perf_counter()
             self.session.show.note(f"quantizing {loaded.name}: {name}")
             module = quantize_module(
                 loaded.module, scheme, calibration=calibration if scheme.calibrated else (),
@@ -255,24 +255,7 @@ class _Quantizer:
                 on_progress=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
             )  # fmt: skip
             models[name] = _as_quantized_model(loaded, name, module)
-            synchronize(loaded.device)
-            seconds[name] = time.perf_counter() - start
-        return models, seconds
-
-    def _run_search(
-        self, loaded: Model, search: FormatSearch
-    ) -> tuple[MixedModel, dict[str, Model], dict[str, float]]:
-        """Return the mixed model found, all models to measure by name, and for each of them the
-        seconds of the whole search.
-        """
-        start = time.perf_counter()
-        mixed_model = search.find_formats()
-        synchronize(loaded.device)
-        models = {
-            name: _as_quantized_model(loaded, name, module)
-            for name, module in mixed_model.modules.items()
-        }
-        return mixed_model, models, dict.fromkeys(models, time.perf_counter() - start)
+        return models
 
     @property
     def _for_llama_cpp(self) -> bool:
@@ -507,14 +490,10 @@ def _measure_damage(
     loaded: Model,
     models: Mapping[str, Model],
     schemes: dict[str, Scheme],
-    seconds: dict[str, float],
     sequences: list[Tensor],
     show: Display,
 ) -> Damage:
-    """Measure quantized models (by scheme name) on sequences, with progress shown.
-
-    `seconds` holds how long quantizing took, by scheme name.
-    """
+    """Measure quantized models (by scheme name) on sequences, with progress shown."""
     label, total = f"{loaded.name}: sequences", len(sequences)
     show.count(label, 0, total)
     measurement = measure_damage(
@@ -526,8 +505,7 @@ def _measure_damage(
     )
     full_bytes = _original_bytes(loaded)
     sizes = {scheme: state_bytes(model.module, model.stored) for scheme, model in models.items()}
-    num_parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
-    return Damage(measurement, schemes, full_bytes, sizes, seconds, num_parameters)
+    return Damage(measurement, schemes, full_bytes, sizes)
 
 
 def _original_bytes(loaded: Model) -> int:

@@ -91,8 +91,8 @@ def tune_scales(
     with evaluating(quantized_model), _trainable_scales(layers, initial_scales, log_ratios):
         for step in range(steps):
             indices = range(step * num_sequences, (step + 1) * num_sequences)
-            tokens = torch.cat([text[index % len(text)] for index in indices])
-            _set_kl_gradients(model, quantized_model, tokens, parameters)
+            sequences = [text[index % len(text)] for index in indices]
+            _set_kl_gradients(model, quantized_model, sequences, parameters)
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.step()
             on_progress(step + 1, steps)
@@ -111,18 +111,22 @@ def tune_scales(
 def _set_kl_gradients(
     model: nn.Module,
     quantized_model: nn.Module,
-    tokens: Int[Tensor, "B L"],
+    sequences: Sequence[Int[Tensor, "1 L"]],
     parameters: Sequence[Tensor],
 ) -> None:
-    """Set the parameters' gradients of the mean KL(model ‖ quantized_model) per predicted token."""
-    with torch.no_grad():
-        target = logits_and_targets(model, tokens)[0].float().log_softmax(-1)
-    with torch.enable_grad():
-        log_probs = logits_and_targets(quantized_model, tokens)[0].float().log_softmax(-1)
-        loss = F.kl_div(log_probs, target, reduction="batchmean", log_target=True)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+    """Set the parameters' gradients of the mean KL(model ‖ quantized_model) per predicted token.
+
+    Equally long sequences are run one by one, to save memory.
+    """
+    for parameter in parameters:
+        parameter.grad = None
+    for tokens in sequences:
+        with torch.no_grad():
+            target = logits_and_targets(model, tokens)[0].float().log_softmax(-1)
+        with torch.enable_grad():
+            log_probs = logits_and_targets(quantized_model, tokens)[0].float().log_softmax(-1)
+            loss = F.kl_div(log_probs, target, reduction="batchmean", log_target=True)
+        (loss / len(sequences)).backward(inputs=list(parameters))
 
 
 def copy_with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:

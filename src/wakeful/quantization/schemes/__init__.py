@@ -25,7 +25,7 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
     "weights": ("channel", "tensor"),
     "inputs": ("token", "tensor"),
     "outputs": ("token", "tensor"),
-    "cache": ("token", "channel", "tensor"),
+    "cache": ("token", "tensor"),
 }
 
 
@@ -35,9 +35,9 @@ class Scheme(FieldVariant):
 
     Activation scales are `dynamic`, computed from the current tensor, or `static`, from calibration
     text. A `method` uses calibration text too. `cache` is the format of the keys and values that
-    attention reads, with scales per head and token, or per channel or per layer's tensor from
-    calibration text. Two schemes are equal if their formats, method and kind of scales are; `str`
-    prefers a short name.
+    attention reads, with scales per head and token, or per layer's tensor from calibration text.
+    Two schemes are equal if their formats, method and kind of scales are; `str` prefers a short
+    name.
     """
 
     weights: Grid | None = None
@@ -60,7 +60,7 @@ class Scheme(FieldVariant):
         for part, grid in self.activations:
             if not grid.symmetric:
                 raise WakefulError(f"{part} take a grid without a zero point, not {grid}")
-        if self.cache is not None and self.cache.group and self.cache.per == "channel":
+        if self.cache is not None and self.cache.group and self.cache.per == "tensor":
             raise WakefulError(f"a cache has groups of a token's channels, not {self.cache}")
         if self.scales not in get_args(ScaleKind):
             raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")

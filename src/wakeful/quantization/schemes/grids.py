@@ -82,8 +82,6 @@ class Grid(FieldVariant, ABC):
     """True where there is no zero point: q = 0 means x̂ = 0."""
     emulated: ClassVar[bool] = False
     """True where no kernel multiplies the codes, so that dequantized numbers are multiplied."""
-    name_of_format: ClassVar[str] = ""
-    """Name in descriptions; empty for a name by the number of bits."""
     two_scales: ClassVar[bool] = False
     """True where the scale of a group is multiplied by an outer scale, one per channel, token or
     tensor as `per` says."""
@@ -117,14 +115,6 @@ class Grid(FieldVariant, ABC):
     def high(self) -> float:
         """The largest number q of the format."""
         return 2 ** (self.bits - 1) - 1
-
-    @property
-    def description(self) -> str:
-        """A phrase such as "4-bit {} per channel in groups of 128", where {} is for the tensor's
-        name.
-        """
-        groups = f" in groups of {self.group}" if self.group else ""
-        return f"{self.name_of_format or f'{self.bits}-bit'} {{}} per {self.per}{groups}"
 
     @property
     def stored_bits(self) -> int:
@@ -212,10 +202,6 @@ class Grid(FieldVariant, ABC):
         copied = copy.copy(self)
         copied.outer = outer
         return copied
-
-    def fit_one_group(self, x: Tensor, scales: Scales) -> Scales:
-        """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
-        return self.compute_scales(x, outer=scales.outer)
 
     def round_to_levels(self, x: Tensor, scales: Scales) -> Tensor:
         """Return x (M, K) rounded to numbers of the format, q = clip(round(x / s) + z, low, high),
@@ -310,11 +296,6 @@ class Absmax(Grid):
     def scale_type(self) -> torch.dtype:
         return getattr(torch, self.scale)
 
-    @property
-    def description(self) -> str:
-        clipped = "" if self.clip == 1 else f", clipped at {self.clip:g} of the largest"
-        return super().description + clipped
-
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
         """Return s = clip · max|x| / (2^(b−1) − 1), rounded to the dtype in which it is stored."""
         step = _safe_step(self.clip * _max_magnitude(smallest, largest), self.high)
@@ -375,10 +356,6 @@ class Ggml(Grid):
     def stored_bits(self) -> int:
         return self.bits
 
-    @property
-    def description(self) -> str:
-        return f"Q{self.bits}_0 {{}}"
-
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
         """Return the scale of each group, rounded to float16; 1 where that is 0."""
         farthest = torch.where(smallest.abs() > largest.abs(), smallest, largest).float()
@@ -417,7 +394,6 @@ class E4M3(_Float):
     """
 
     examples = ("e4m3(per='token')", "e4m3(per='channel', group=128)")
-    name_of_format = "fp8 (e4m3)"
     largest = 448.0
     bits: int = field(init=False, default=8)
 
@@ -471,7 +447,6 @@ class MxE2M1(_E2M1):
 
     name = "mx_e2m1"
     examples = ("mx_e2m1(per='channel')",)
-    name_of_format = "MXFP4"
     group: int = field(init=False, default=32)
 
     @property
@@ -501,7 +476,6 @@ class NvE2M1(_E2M1):
 
     name = "nv_e2m1"
     examples = ("nv_e2m1(per='tensor')", "nv_e2m1(per='channel')")
-    name_of_format = "NVFP4"
     two_scales = True
     group: int = field(init=False, default=16)
 

@@ -32,18 +32,10 @@ class InputStatistics:
     """The largest |y|."""
     gram: Tensor | None
     """(K, K), XᵀX of the inputs in float32, where a method needs it."""
-    readers: "Readers"
-    """The layers that multiply the same input."""
+    weight_max: Tensor
+    """(K,), the largest |W| of each input channel over all layers that multiply the same input."""
     reads_norm: bool = True
     """True where the layer reads a norm's output, for methods that depend on it."""
-
-
-@dataclass
-class Readers:
-    """The linear layers that multiply the same input tensor."""
-
-    weight_max: Tensor
-    """(K,), the largest |W| of each input channel over all of them."""
 
 
 class Method(FieldVariant, ABC):
@@ -233,7 +225,7 @@ class Smooth(Method):
     def compute_divisor(self, statistics: InputStatistics, grid: Grid) -> Float[Tensor, "K"]:
         """Return s = max|x|^α / max|W|^(1−α) per input channel, 1 where one of the two is zero."""
         input_max = statistics.channel_max.float()
-        weight_max = statistics.readers.weight_max.float()
+        weight_max = statistics.weight_max.float()
         s = input_max**self.alpha / weight_max ** (1 - self.alpha)
         return torch.where((input_max > 0) & (weight_max > 0), s, torch.ones_like(s))
 
