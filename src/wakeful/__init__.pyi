@@ -246,7 +246,9 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    cache: Literal["", "fp8", "int8"] = "",
     tune: int = 0,
+    tuning_state: str | PathLike[str] = "",
 ) -> Quantization:
     """Quantize models' linear layers and caches, and measure the damage on a text.
 
@@ -287,15 +289,20 @@ def quantize(
         sensitivity: Rank layers by the loss increase when each alone is quantized. Needs a
             single scheme.
         for_: Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0,
-            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file.
+            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file,
+            NAME.txt the flags of llama-quantize.
         bits: Choose a format for each layer, with at most this many bits per weight on average,
             scales included, embeddings and head not. 0: every layer has the same scheme.
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
+        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
+            scale per tensor from calibration text. Empty: full precision.
         tune: Steps of training the scales of the chosen formats by KL from the full-precision
             model, each on about 1,024 further tokens of calibration text. The trained scales
             are used only if they lower the KL on other text.
+        tuning_state: File that stores the state of --tune, from which the same command
+            continues.
 
     `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
     may exist.
@@ -332,7 +339,9 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    cache: Literal["", "fp8", "int8"] = "",
     tune: int = 0,
+    tuning_state: str | PathLike[str] = "",
 ) -> QuantizationMatrix:
     """Quantize models' linear layers and caches, and measure the damage on a text.
 
@@ -373,15 +382,20 @@ def quantize(
         sensitivity: Rank layers by the loss increase when each alone is quantized. Needs a
             single scheme.
         for_: Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0,
-            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file.
+            Q5_0, Q8_0 and F16, also for embeddings and head; --save NAME.gguf writes the file,
+            NAME.txt the flags of llama-quantize.
         bits: Choose a format for each layer, with at most this many bits per weight on average,
             scales included, embeddings and head not. 0: every layer has the same scheme.
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
+        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
+            scale per tensor from calibration text. Empty: full precision.
         tune: Steps of training the scales of the chosen formats by KL from the full-precision
             model, each on about 1,024 further tokens of calibration text. The trained scales
             are used only if they lower the KL on other text.
+        tuning_state: File that stores the state of --tune, from which the same command
+            continues.
 
     `out` is a run directory to write, `save` a folder for the model as compressed-tensors; neither
     may exist.

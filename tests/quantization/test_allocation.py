@@ -7,7 +7,7 @@ import pytest
 
 from wakeful.errors import WakefulError
 from wakeful.quantization import allocation
-from wakeful.quantization.allocation import FormatChoice, Frontier
+from wakeful.quantization.allocation import FormatChoice, Frontier, lower_bound
 from wakeful.quantization.groups import fused_groups
 
 
@@ -39,8 +39,12 @@ def test_no_choice_of_formats_costs_less(seed: int) -> None:
         picked = [group[n] for group, n in zip(groups, found.choice_indices, strict=True)]
         assert found.bytes == sum(each.bytes for each in picked) <= budget
         assert found.cost == pytest.approx(best)
+        assert found.bound <= best + 1e-9
         least = min(size for size, cost in totals if cost <= best + 1e-12)
         assert frontier.within_cost(best + 1e-12).bytes == least
+    curve = frontier.curve()
+    assert curve == sorted(curve)
+    assert curve[-1][1] == pytest.approx(min(cost for _, cost in totals))
 
 
 def test_bytes_that_share_no_unit_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +58,13 @@ def test_bytes_that_share_no_unit_are_rounded_up(monkeypatch: pytest.MonkeyPatch
     assert coarse.within_bytes(exact.max_bytes).cost == pytest.approx(
         exact.within_bytes(exact.max_bytes).cost
     )
+
+
+def test_the_bound_is_met_where_choices_are_many() -> None:
+    groups = [[FormatChoice(40 + 10 * n, 2.0**-n / (g + 1)) for n in range(6)] for g in range(60)]
+    found = Frontier(groups).within_bytes(3_600)
+    assert found.bound <= found.cost <= 1.01 * found.bound
+    assert lower_bound(groups, 10**6) == pytest.approx(sum(group[-1].cost for group in groups))
 
 
 def test_a_budget_below_the_smallest_formats_is_refused() -> None:

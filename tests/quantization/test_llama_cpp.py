@@ -91,6 +91,11 @@ def test_a_file_for_llama_cpp_holds_what_was_measured(folder: Path, tmp_path: Pa
     data = sum(tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
     assert data == chosen.bytes["mixed"]
     assert f"llama-server -m {path}" in str(result.report.steps)
+    flags = tmp_path / "small.txt"
+    result.save_model(flags)
+    lines = flags.read_text("utf-8").splitlines()
+    assert f"--token-embedding-type {types['token_embd.weight'].lower()}" in lines
+    assert f"--tensor-type blk.0.attn_q.weight={types['blk.0.attn_q.weight'].lower()}" in lines
     for wrong, words in (
         ({"save": str(tmp_path / "folder")}, "for llama.cpp it is NAME.gguf"),
         ({"scheme": "w4a16"}, "llama.cpp has its own"),

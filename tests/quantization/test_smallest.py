@@ -60,9 +60,12 @@ def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) 
         place = f"model.layers.{block}"
         for names in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
             assert len({found.formats[f"{place}.{name}_proj"] for name in names}) == 1
+    assert found.allocation.bound <= found.allocation.cost + 1e-12
     smaller = ["W4A16 in groups of 64", "W4A16 in groups of 32"]
     four_bits = found.bits <= 4.5
     assert list(found.uniform_models) == (smaller if four_bits else [*smaller, "W8A16"])
+    costs = [cost for _, cost in found.frontier]
+    assert costs == sorted(costs, reverse=True)
 
 
 @pytest.mark.slow
@@ -141,6 +144,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     said = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
     chosen, proof = said["smallest"], said["smallest"]["proof"]
     assert chosen["bits"] <= 4.4
+    assert chosen["predicted_cost"] >= chosen["bound"]
     assert proof["against"] == "W4A16 in groups of 32"
     assert proof["verdict"] in (
         "better than uniform", "worse than uniform", "not better than uniform"
@@ -171,11 +175,13 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
             wakeful.quantize(str(folder), **options | wrong)
     listed = wakeful.quantize(
         str(folder), bits=5.0, scheme=("w4a16(weights=absmax(bits=4, per='channel', group=32))",
-        "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4,
+        "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4, cache="fp8",
         save=str(tmp_path / "floats"), **options,
     )  # fmt: skip
     assert listed.mixed_model is not None
     assert len(listed.mixed_model.engine.schemes) == 3
+    table = json.loads((tmp_path / "floats" / "config.json").read_text("utf-8"))
+    assert table["quantization_config"]["kv_cache_scheme"]["type"] == "float"
     read = wakeful.load(tmp_path / "floats").logits(tokens)
     expected = listed.model.logits(tokens)
     assert (read - expected).norm() < 0.05 * expected.norm()  # 4-bit floats are read as bfloat16

@@ -1,14 +1,20 @@
-"""Tuning of scales: its gradient against autograd's."""
+"""Tuning of scales: its gradient against autograd's, and a state from which it goes on."""
+
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers import some_tokens
+from quantization.test_smallest import llama
+from wakeful.errors import WakefulError
+from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.quantization.linear import quantize_layer
 from wakeful.quantization.schemes import Absmax, Grid, Scheme
 from wakeful.quantization.schemes.grids import Ggml
-from wakeful.quantization.tuning import _trainable_scales
+from wakeful.quantization.tuning import _trainable_scales, sequences_per_step, tune_scales
 
 GRIDS: list[Grid] = [
     Absmax(bits=4, per="channel", group=16, scale="bfloat16"),
@@ -35,3 +41,34 @@ def test_gradients_are_those_of_scaled_codes(grid: Grid) -> None:
     expected = F.linear(x, weight, layer.bias)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(found, torch.autograd.grad(expected, [x, theta], upstream))
+
+
+def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    model, scheme = llama(), Scheme(weights=GRIDS[0])
+    text = [some_tokens(1, 400, vocab_size=61, seed=n) for n in range(5)]
+    assert sequences_per_step(400) == 2
+
+    def tune(steps: int, state: Path | None, stop: int = 0) -> dict[str, torch.Tensor]:
+        small = quantize_module(model, scheme)
+
+        def interrupt(done: int, _total: int) -> None:
+            if stop and done == stop:
+                raise KeyboardInterrupt
+
+        tune_scales(model, small, text, text, steps=steps, rate=5e-3, state=state,
+                    on_progress=interrupt)  # fmt: skip
+        return {name: layer.scale for name, layer in quantized_layers(small).items()}
+
+    whole, state = tune(6, None), tmp_path / "state.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wakeful.quantization.tuning._SECONDS_BETWEEN_STATES", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            tune(6, state, stop=4)
+    resumed = tune(6, state)
+    for name, scale in whole.items():
+        assert torch.equal(resumed[name], scale)
+    with pytest.raises(WakefulError, match="is the state of tuning another model"):
+        tune(7, state)
+    state.write_bytes(b"nothing")
+    with pytest.raises(WakefulError, match="is no state of tuning"):
+        tune(6, state)

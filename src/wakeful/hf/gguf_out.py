@@ -165,6 +165,22 @@ def gguf_bytes(decoder: Decoder) -> int:
     return sum(tensor.numel() * (4 if tensor.ndim == 1 else 2) for tensor in decoder.parameters())
 
 
+def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
+    """Return flags for llama.cpp's llama-quantize that give each matrix its quantized type, one
+    flag per line; `types` maps the decoder's names of matrices to types such as "Q4_K".
+    """
+    model_type, config = gguf_architecture(decoder.config)
+    flags = {"token_embd.weight": "--token-embedding-type", "output.weight": "--output-tensor-type"}
+    lines: list[str] = []
+    family, name_of = FAMILIES[model_type], make_gguf_namer(model_type, config.num_layers)
+    for link in family.links(decoder.config):
+        name = name_of(family.checkpoint_name(link.hf_name))
+        link_types = {types[part].lower() for part in link.decoder_names if part in types}
+        flag = f"{flags[name]} " if name in flags else f"--tensor-type {name}="
+        lines.extend(flag + link_type for link_type in link_types)
+    return "\n".join(lines) + "\n"
+
+
 def _find_grids(
     decoder: Decoder, model_type: str, config: ModelConfig, steps: Steps
 ) -> dict[str, tuple[GGMLQuantizationType, np.ndarray]]:

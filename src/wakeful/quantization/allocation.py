@@ -2,7 +2,8 @@
 
 A multiple-choice knapsack: minimize Σ_g cost_g(f_g) subject to Σ_g bytes_g(f_g) ≤ B. Dynamic
 programming over bytes solves it for every B at once, exactly where bytes are few multiples of one
-unit; otherwise bytes are rounded up to units.
+unit; otherwise bytes are rounded up to units. The Lagrangian dual, max over λ ≥ 0 of
+Σ_g min_f (cost_g(f) + λ bytes_g(f)) − λ B, bounds what any choice can reach.
 """
 
 import math
@@ -33,6 +34,8 @@ class Allocation:
     """For each group, the index of its format among the group's choices."""
     bytes: int
     cost: float
+    bound: float
+    """Lower bound on the cost of any allocation within the budget."""
 
 
 class Frontier:
@@ -88,7 +91,7 @@ class Frontier:
             )
         last_column = len(self._costs) - 1  # within which all groups have their largest choices
         column = min((budget - self.min_bytes) // self._unit, last_column)
-        return self._allocation_at(int(column))
+        return self._allocation_at(int(column), budget)
 
     def within_cost(self, cost: float) -> Allocation:
         """Return the smallest allocation whose cost is at most `cost`; if there is none, the
@@ -96,22 +99,68 @@ class Frontier:
         """
         columns = np.flatnonzero(self._costs <= cost)
         column = int(columns[0]) if len(columns) else int(self._costs.argmin())
-        return self._allocation_at(column)
+        return self._allocation_at(column, self.min_bytes + column * self._unit)
 
-    def _allocation_at(self, column: int) -> Allocation:
-        """Trace the best choice of each group back from a column of the dynamic program, which
-        stands for a number of units of bytes beyond the smallest choices.
+    def curve(self, points: int = 60) -> list[tuple[int, float]]:
+        """Return (bytes, cost) of the best allocations for `points` evenly spaced budgets, in
+        increasing order of bytes.
+        """
+        budgets = np.linspace(self.min_bytes, self.max_bytes, points).astype(int)
+        allocations = [self.within_bytes(int(budget)) for budget in budgets]
+        return sorted({(allocation.bytes, allocation.cost) for allocation in allocations})
+
+    def _allocation_at(self, column: int, budget: int) -> Allocation:
+        """Trace the best choice of each group back from a column of the dynamic program.
+
+        A column stands for a number of units of bytes beyond the smallest choices; `budget` is the
+        number of bytes for which the lower bound is computed.
         """
         choice_indices: list[int] = []
         for group_index in reversed(range(len(self.groups))):
             choice_index = int(self._choices[group_index, column])
             choice_indices.append(choice_index)
-            # What is left for earlier groups:
-            column -= self._extra_units[group_index][choice_index]
+            column -= self._extra_units[group_index][
+                choice_index
+            ]  # what is left for earlier groups
         choice_indices.reverse()
         choices = [group[index] for group, index in zip(self.groups, choice_indices, strict=True)]
         return Allocation(
             tuple(choice_indices),
             sum(choice.bytes for choice in choices),
             sum(choice.cost for choice in choices),
+            lower_bound(self.groups, budget),
         )
+
+
+def lower_bound(groups: Sequence[Sequence[FormatChoice]], budget: int) -> float:
+    """Return a lower bound on the cost of any allocation within `budget` bytes.
+
+    It is the largest value of the Lagrangian dual that bisection finds,
+    max over prices λ ≥ 0 of Σ_g min_f (cost_g(f) + λ bytes_g(f)) − λ · budget.
+    """
+
+    def dual(price: float) -> tuple[float, int]:
+        """Return the dual's value at a price per byte, and the bytes of its minimizer."""
+
+        def priced_cost(choice: FormatChoice) -> tuple[float, int]:
+            return choice.cost + price * choice.bytes, choice.bytes
+
+        cheapest = [min(group, key=priced_cost) for group in groups]
+        total = sum(choice.bytes for choice in cheapest)
+        return sum(choice.cost for choice in cheapest) + price * (total - budget), total
+
+    # The dual is concave in the price; its slope is the number of bytes beyond the budget. So the
+    # price is doubled until the cheapest choices fit the budget, and then bisected.
+    best, total = dual(0.0)
+    low, high = 0.0, 1e-12
+    while total > budget and high < 1e12:
+        value, total = dual(high)
+        best = max(best, value)
+        low = high if total > budget else low
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        value, total = dual(middle)
+        best = max(best, value)
+        low, high = (middle, high) if total > budget else (low, middle)
+    return best

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from jaxtyping import Int
@@ -70,6 +71,8 @@ class MixedModel:
     uniform_bytes: Mapping[str, int]
     """Bytes of the layers in each uniform model."""
     allocation: Allocation
+    frontier: Sequence[tuple[int, float]]
+    """Bytes of the layers and predicted cost of the best allocations for many budgets."""
     num_weights: int
     """Number of the layers' weights."""
     other_bytes: int
@@ -183,11 +186,11 @@ class Candidates:
             formats |= dict.fromkeys(group, names[index])
         return formats
 
-    def uniform_allocation(self, format_name: str) -> Allocation:
-        """Return the allocation of one format to all layers."""
+    def uniform_allocation(self, format_name: str, bound: float) -> Allocation:
+        """Return the allocation of one format to all layers, with a lower bound on costs."""
         indices = tuple(names.index(format_name) for names in self.format_names)
         choice = self.uniform_choices[format_name]
-        return Allocation(indices, choice.bytes, choice.cost)
+        return Allocation(indices, choice.bytes, choice.cost, bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +213,8 @@ class FormatSearch:
     tuning_steps: int = 0
     """Steps of training the scales."""
     tuning_text: Sequence[Int[Tensor, "1 L"]] = ()
+    tuning_state: Path | None = None
+    """File that keeps the state of that training."""
     on_rounding: OnProgress = ignore_progress
     on_tuning: OnProgress = ignore_progress
 
@@ -282,7 +287,7 @@ class FormatSearch:
         if self.tuning_steps:
             tuning = tune_scales(
                 self.model, module, self.tuning_text or self.rounding_text, self.selection_text,
-                steps=self.tuning_steps, on_progress=self.on_tuning,
+                steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
             )  # fmt: skip
         quantized_embeddings = {
             name: candidates.formats[formats[name]][name]
@@ -300,7 +305,8 @@ class FormatSearch:
             formats=formats, allocation=allocation, embeddings=quantized_embeddings,
             uniform_models=uniform_models,
             uniform_bytes={name: uniform_choices[name].bytes for name in uniform_names},
-            num_weights=candidates.num_weights, other_bytes=self.other_bytes,
+            frontier=frontier.curve(), num_weights=candidates.num_weights,
+            other_bytes=self.other_bytes,
         )  # fmt: skip
 
     def _score_candidates(self) -> Candidates:
@@ -356,7 +362,7 @@ class FormatSearch:
         if not fitting:
             return allocation
         cheapest = min(fitting, key=lambda name: fitting[name].cost)
-        uniform = candidates.uniform_allocation(cheapest)
+        uniform = candidates.uniform_allocation(cheapest, allocation.bound)
         if uniform.choice_indices == allocation.choice_indices:
             return allocation
         models = [

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from wakeful.errors import WakefulError
 from wakeful.model.evaluating import evaluating
+from wakeful.probes.experts import put
 from wakeful.quantization.calibration import collect_statistics
 from wakeful.quantization.layerwise import layers_by_block
 from wakeful.quantization.linear import (
@@ -67,8 +69,9 @@ def quantize_layers(
     """Return a model's layers quantized under each of several schemes, by scheme and layer name.
 
     `text` holds calibration token ids (B, L), read once for all schemes of one method. A method
-    rounds by the inputs that layers have in the full-precision model. With `whole_groups`, a layer
-    is left out of the schemes of whose groups its width is no multiple.
+    rounds by the inputs that layers have in the full-precision model; a sequential one, which
+    allows one scheme only, by those in the model whose earlier blocks are quantized. With
+    `whole_groups`, a layer is left out of the schemes of whose groups its width is no multiple.
     """
     formats: LayersByFormat = {scheme_name: {} for scheme_name in schemes}
     by_method: dict[str, dict[str, Scheme]] = {}
@@ -97,8 +100,14 @@ class _LayerRounding:
     whole_groups: bool
 
     def quantize_all(self) -> Iterator[tuple[str, dict[str, QuantizedLinear]]]:
-        """Yield each layer's name with its quantized copies by scheme name."""
+        """Yield each layer's name with its quantized copies by scheme name.
+
+        A sequential method puts each block's quantized layers into the model, so that later blocks
+        read what these compute; at the end the model has its own layers again.
+        """
         model, layers, method = self.model, self.layers, self._scheme_list[0].rounding
+        if method.sequential and len(self.schemes) > 1:
+            raise WakefulError(f"{method} rounds block after block, one format at a time")
         token_weights = None
         if method.weighs_tokens:
             token_weights = compute_token_weights(model, layers, self.text)
@@ -106,22 +115,32 @@ class _LayerRounding:
         if method.norms:
             norm_readers.update(*readers_of_norms(model).values())
         names_sharing_scale = self._layers_sharing_outer_scale()
-        for group in self._layer_groups():
-            statistics = self._collect_statistics(group, token_weights)
-            for name, layer_statistics in statistics.items():
-                layer_statistics.reads_norm = not method.norms or name in norm_readers
-            for name, layer in group.items():
-                names = names_sharing_scale.get(name, ())
-                max_weight = self._shared_max_weight(names, statistics)
-                yield name, self._quantize_layer(layer, statistics.get(name), max_weight)
+        try:
+            for group in self._layer_groups():
+                statistics = self._collect_statistics(group, token_weights)
+                for name, layer_statistics in statistics.items():
+                    layer_statistics.reads_norm = not method.norms or name in norm_readers
+                replacements: dict[str, nn.Module] = {}
+                for name, layer in group.items():
+                    names = names_sharing_scale.get(name, ())
+                    max_weight = self._shared_max_weight(names, statistics)
+                    quantized = self._quantize_layer(layer, statistics.get(name), max_weight)
+                    # The layer itself where no scheme fits it.
+                    replacements[name] = next(iter(quantized.values()), layer)
+                    yield name, quantized
+                if method.sequential:
+                    put(model, replacements)
+        finally:
+            put(model, layers)
 
     def _layer_groups(self) -> Iterator[dict[str, nn.Module]]:
         """Return the groups of layers whose statistics are collected in one pass: all layers, or
         those whose XᵀX fit memory together, block by block.
         """
-        if not self._scheme_list[0].rounding.needs_gram:
+        method = self._scheme_list[0].rounding
+        if not method.needs_gram:
             return iter([dict(self.layers)])
-        return layers_by_block(self.model, self.layers, self.text)
+        return layers_by_block(self.model, self.layers, self.text, rerun_blocks=method.sequential)
 
     @property
     def _scheme_list(self) -> list[Scheme]:

@@ -10,11 +10,12 @@ from torch import nn
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.gguf_out import export_gguf
+from wakeful.hf.gguf_out import export_gguf, llama_quantize_flags
 from wakeful.model.decoder import Decoder
 from wakeful.probes.experts import with_modules
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.linear import QuantizedLinear
+from wakeful.runs.run import replace_atomically
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def save_for_llama_cpp(
     name: str = "",
     lineage: str = "",
 ) -> None:
-    """Write a decoder as a GGUF file.
+    """Write a decoder for llama.cpp: as NAME.gguf, or as NAME.txt the flags of llama-quantize.
 
-    The given `layers` are written quantized, everything else in float16. `name` and `lineage` go
-    into the file's metadata.
+    The given `layers` are written quantized, everything else in float16; the flags make
+    llama-quantize give each matrix the same type. `name` and `lineage` go into the file's metadata.
 
     Raises:
         WakefulError: the file exists or cannot be read back, or no such file can hold the model.
@@ -75,6 +76,11 @@ def save_for_llama_cpp(
         raise WakefulError(
             "a GGUF file holds models that our decoder can express, and this model is not one"
         )
+    if path.suffix == ".txt":
+        types = {f"{name}.weight": f"Q{layer.grid.bits}_0" for name, layer in layers.items()}
+        with replace_atomically(path) as part:
+            part.write_text(llama_quantize_flags(decoder, types), "utf-8")
+        return
     replacements: dict[int, nn.Module] = {}
     tables = embedding_tables(decoder)
     for layer_name, layer in layers.items():

@@ -6,7 +6,7 @@ and its output is stored until the next block's turn.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -29,24 +29,59 @@ def layers_by_block(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     text: Sequence[Tensor],
+    *,
+    rerun_blocks: bool = False,
 ) -> Iterator[dict[str, nn.Module]]:
     """Yield groups of layers, block by block, whose XᵀX fit into `PRODUCTS` bytes together.
 
     Between two yields the caller runs the model over all of `text`, in order. Such a pass computes
     one block only, from the stored outputs of the block before, and ends with `StopForward`. If the
     model's blocks do not form a chain, or all layers are one group, passes are ordinary ones.
+
+    With `rerun_blocks` every group lies within one block, and a block is run again once the caller
+    has replaced its layers, so that later blocks read the outputs of the new layers.
     """
-    if products_fit_memory(layers) or not _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS]):
-        yield from _split_by_memory(layers)
+    several_groups = rerun_blocks or not products_fit_memory(layers)
+    blockwise = several_groups and _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS])
+    layers_of_blocks = [layers]
+    if blockwise or rerun_blocks:
+        layers_of_blocks = list(_group_by_block(model, layers))
+    if not blockwise:
+        for block_layers in layers_of_blocks:
+            yield from _split_by_memory(block_layers)
+        return
+    runner = _BlockRunner(list(blocks_of(model)), len(text))
+    for index, block_layers in enumerate(layers_of_blocks):
+        with runner.run_only(index):
+            yield from _split_by_memory(block_layers)
+            # The next block needs outputs: of the new layers, or of a block that no caller ran.
+            is_block = index < len(runner.blocks)  # the last entry is of layers outside the blocks
+            if is_block and (rerun_blocks or not block_layers):
+                runner.run(model, text)
+        runner.advance()
+
+
+def layers_from_block_on(
+    model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Tensor]
+) -> Iterator[list[str]]:
+    """Yield the names of each block's layers, and at last those of layers outside the blocks.
+
+    Between two yields the caller runs the model over all of `text`, in order. Such a pass starts at
+    the block whose names were yielded, from stored outputs of the block before. If the model's
+    blocks do not form a chain, and for layers outside the blocks, passes are ordinary ones.
+    """
+    if not _can_run_blockwise(model, text[0][:, :_PROBE_TOKENS]):
+        yield list(layers)
         return
     runner = _BlockRunner(list(blocks_of(model)), len(text))
     for index, block_layers in enumerate(_group_by_block(model, layers)):
-        with runner.run_only(index):
-            yield from _split_by_memory(block_layers)
-            # The next block needs the outputs of a block that no caller ran, too. The last entry is
-            # of layers outside the blocks.
-            if not block_layers and index < len(runner.blocks):
-                runner.run(model, text)
+        if index == len(runner.blocks):  # those outside the blocks
+            yield list(block_layers)
+            return
+        with runner.run_from(index):
+            yield list(block_layers)
+        with runner.run_only(index):  # once more, for the inputs of the next block
+            runner.run(model, text)
         runner.advance()
 
 
@@ -68,14 +103,24 @@ class _BlockRunner:
         self.outputs: list[Any] = [None] * num_sequences
         self.sequence = -1
 
-    @contextmanager
-    def run_only(self, index: int) -> Iterator[None]:
+    def run_only(self, index: int) -> AbstractContextManager[None]:
         """Make the model's passes end after the block `index`, without computing earlier ones."""
+        return self._replace_forwards(self.blocks, index)
+
+    def run_from(self, index: int) -> AbstractContextManager[None]:
+        """Make the model's passes start at the block `index`, without computing earlier ones."""
+        return self._replace_forwards(self.blocks[:index], index)
+
+    @contextmanager
+    def _replace_forwards(self, blocks: Sequence[nn.Module], current: int) -> Iterator[None]:
+        """Replace the forward of these first blocks, within the context, by what `_step` makes of
+        it while the block with the index `current` runs.
+        """
         # An instance has a forward of its own only where accelerate, for one, has set it.
-        own_forwards = {block: vars(block).get("forward") for block in self.blocks}
+        own_forwards = {block: vars(block).get("forward") for block in blocks}
         try:
-            for block_index, block in enumerate(self.blocks):
-                block.forward = self._step(block_index, index, block.forward)
+            for block_index, block in enumerate(blocks):
+                block.forward = self._step(block_index, current, block.forward)
             yield
         finally:
             for block, own_forward in own_forwards.items():

@@ -1,11 +1,17 @@
 """Sentences, figures and the report section about a model with a format for each layer."""
 
+from functools import partial
 from typing import Any
+
+import altair as alt
+import polars as pl
 
 from wakeful.estimates import finite_or_none, format_estimate, format_interval, interval_half_width
 from wakeful.quantization.damage import Damage, estimate_fields
 from wakeful.quantization.format_search import MIXED, MixedModel
-from wakeful.reports.value import Section, Table, Text
+from wakeful.quantization.tuning import Tuning
+from wakeful.reports import charts
+from wakeful.reports.value import Chart, Section, Table, Text
 
 
 def smallest_larger_uniform(damage: Damage) -> str | None:
@@ -90,28 +96,35 @@ def describe_tuning(mixed: MixedModel) -> str:
 
 def describe_selection(mixed: MixedModel, num_sequences: int) -> str:
     """Return sentences on how the formats were chosen with so many calibration sequences."""
+    allocation = mixed.allocation
     return (
         f"{describe_formats(mixed)}. Of {num_sequences} calibration sequences every fourth scored "
         "the formats, ½ Σ g² Δy² by one backward pass, and the rest rounded them; layers that an "
-        f"engine fuses share one. Predicted cost {mixed.allocation.cost:.4f} nats per token"
+        f"engine fuses share one. Predicted cost {allocation.cost:.4f} nats per token; no "
+        f"allocation of as many bytes has a predicted cost below {allocation.bound:.4f}"
         f"{describe_tuning(mixed)}"
     )
 
 
 def mixed_model_summary(mixed: MixedModel, damage: Damage) -> dict[str, Any]:
     """Return the figures of a model with a format for each layer, for summary.json."""
-    chosen, tuning = mixed.allocation, None
-    if mixed.tuning is not None:
-        tuning = {
-            "steps": mixed.tuning.steps, "kept": mixed.tuning.improved,
-            **estimate_fields("kl_before", mixed.tuning.before),
-            **estimate_fields("kl_after", mixed.tuning.after),
-        }  # fmt: skip
+    chosen = mixed.allocation
     return {
         "bits": mixed.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
         "other_bytes": mixed.other_bytes, "predicted_cost": finite_or_none(chosen.cost),
-        "formats": dict(mixed.formats), "proof": compare_to_uniform(damage), "tuning": tuning,
+        "bound": finite_or_none(chosen.bound), "formats": dict(mixed.formats),
+        "proof": compare_to_uniform(damage), "tuning": _tuning_figures(mixed.tuning),
+        "curve": [{"bytes": size, "cost": cost} for size, cost in mixed.frontier],
     }  # fmt: skip
+
+
+def _tuning_figures(tuning: Tuning | None) -> dict[str, Any] | None:
+    """Return the result of training the scales for summary.json; None if they were not trained."""
+    if tuning is None:
+        return None
+    before = estimate_fields("kl_before", tuning.before)
+    after = estimate_fields("kl_after", tuning.after)
+    return {"steps": tuning.steps, "kept": tuning.improved, **before, **after}
 
 
 def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
@@ -121,4 +134,36 @@ def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
         Text(comparison_sentence(damage)),
         Text(f"{describe_formats(mixed)}{describe_tuning(mixed)}."),
         Table(["format", "layers"], rows, "Layers of each format"),
+        Chart("Loss increase against bytes", partial(_draw_frontier, damage, mixed)),
+        Text("The line is the predicted loss increase of the best formats for each number of "
+             "bytes; points are measured, with their 95% intervals, on text that chose nothing.",
+             "note"),
     ])  # fmt: skip
+
+
+def _draw_frontier(damage: Damage, mixed: MixedModel) -> charts.Drawing:
+    """Draw loss increase over bytes: the predicted frontier as a line, measured models as points.
+
+    The points, with their 95% intervals, are the mixed model and the uniform formats.
+    """
+    num_sequences = len(damage.measurement.counts)
+    rows = []
+    for name in damage.schemes:
+        increase, error = damage.measurement.loss_increase(name)
+        radius = interval_half_width(error, num_sequences)
+        rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": increase,
+                     "low": increase - radius, "high": increase + radius})  # fmt: skip
+    max_megabytes = 1.1 * max(row["MB"] for row in rows)  # the line ends a little beyond the points
+    line = pl.DataFrame(
+        [{"MB": (size + mixed.other_bytes) / 1e6, "loss": cost} for size, cost in mixed.frontier]
+    ).filter(pl.col("MB") <= max_megabytes)
+    x = alt.X("MB:Q", title="MB of weights", scale=alt.Scale(zero=False))
+    y = alt.Y("loss:Q", title="loss increase, nats per token")
+    frontier = alt.Chart(charts.round_digits(line)).mark_line(color="gray").encode(x=x, y=y)
+    base = alt.Chart(charts.round_digits(pl.DataFrame(rows)))
+    color = charts.encode_colors("format", [*damage.schemes])
+    bars = base.mark_rule().encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color)
+    points = base.mark_point(filled=True, size=80, opacity=1).encode(
+        x=x, y=y, color=color, tooltip=["format:N", "MB:Q", "loss:Q"]
+    )
+    return charts.wide(alt.layer(frontier, bars, points), 300)

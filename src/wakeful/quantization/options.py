@@ -8,6 +8,7 @@ from wakeful.config.reading import ReadingOptions
 from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.errors import WakefulError
 
+CacheName = Literal["", "fp8", "int8"]
 EngineName = Literal["vllm", "llama.cpp"]
 
 
@@ -35,7 +36,8 @@ class QuantizeOptions(ReadingOptions):
     """Rank layers by the loss increase when each alone is quantized. Needs a single scheme."""
     for_: How[EngineName] = "vllm"
     """Engine whose formats --bits, --bytes and --loss choose from. llama.cpp: Q4_0, Q5_0, Q8_0 and
-    F16, also for embeddings and head; --save NAME.gguf writes the file."""
+    F16, also for embeddings and head; --save NAME.gguf writes the file, NAME.txt the flags of
+    llama-quantize."""
     bits: HowMuch[float] = 0.0
     """Choose a format for each layer, with at most this many bits per weight on average, scales
     included, embeddings and head not. 0: every layer has the same scheme."""
@@ -44,18 +46,25 @@ class QuantizeOptions(ReadingOptions):
     loss: HowMuch[float] = 0.0
     """Choose a format for each layer, with the fewest bytes that raise the loss by at most this
     many nats per token."""
+    cache: How[CacheName] = ""
+    """With --bits, --bytes or --loss: also store keys and values in 8 bits, with a scale per tensor
+    from calibration text. Empty: full precision."""
     tune: HowMuch[int] = 0
     """Steps of training the scales of the chosen formats by KL from the full-precision model, each
     on about 1,024 further tokens of calibration text. The trained scales are used only if they
     lower the KL on other text."""
+    tuning_state: Where[str] = ""
+    """File that stores the state of --tune, from which the same command continues."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
         AtLeast("bits bytes loss tune", 0),
         Needs("tune", "bits bytes loss", "it trains the scales of chosen formats"),
+        Needs("tuning_state", "tune", "it is the state of that training"),
         Excludes("bits", "bytes loss", "each limits the size of the file"),
         Excludes("bytes", "loss", "each limits the size of the file"),
         Excludes("bits bytes loss", "sensitivity", "they choose the formats"),
+        Needs("cache", "bits bytes loss", "otherwise the scheme says it"),
         Needs("for_", "bits bytes loss", "it is the engine whose formats are chosen"),
     )
 

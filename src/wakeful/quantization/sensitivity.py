@@ -8,6 +8,7 @@ one backward pass.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -20,6 +21,7 @@ from wakeful.estimates import Estimate, format_interval, mean_and_error
 from wakeful.probes.experts import put
 from wakeful.quantization.convert import prepare_model, quantized_layers
 from wakeful.quantization.damage import Damage, estimate_fields
+from wakeful.quantization.layerwise import layers_from_block_on
 from wakeful.quantization.measure import logits_and_targets, loss_and_kl_per_sequence
 
 
@@ -47,7 +49,8 @@ def measure_layer_costs(
     """Return the loss increase and the KL of quantizing each layer alone, the costliest first.
 
     `quantized_model` is `model` with quantized layers. These are all exchanged for full-precision
-    ones and put back one at a time; at the end all are in place again.
+    ones and put back one at a time; at the end all are in place again. A pass starts at the layer's
+    block, from stored outputs of earlier blocks, which are the same for all layers of the block.
 
     Raises:
         WakefulError: no layer is quantized.
@@ -62,7 +65,8 @@ def measure_layer_costs(
         put(quantized_model, full_layers)  # which makes it the full-precision model
         full_logits = [logits_and_targets(quantized_model, tokens)[0] for tokens in sequences]
         full_losses, _ = loss_and_kl_per_sequence(quantized_model, sequences)
-        for name in layers:
+        names = chain.from_iterable(layers_from_block_on(quantized_model, layers, sequences))
+        for name in names:
             put(quantized_model, {name: layers[name]})
             losses, kl = loss_and_kl_per_sequence(quantized_model, sequences, full_logits)
             put(quantized_model, {name: full_layers[name]})

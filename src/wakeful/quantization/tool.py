@@ -1,6 +1,6 @@
 """The tool quantize: quantizes models with schemes and measures the damage on a text."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -23,13 +23,14 @@ from wakeful.loading.reading import EvaluationData, as_evaluation_data, open_eva
 from wakeful.loading.session import Session, choose_data, describe_bos, open_session
 from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, source_name
 from wakeful.probes.running import as_decoder
-from wakeful.quantization.cache import check_cache_support
+from wakeful.quantization.cache import calibrate_cache, check_cache_support, quantize_cache
 from wakeful.quantization.compressed import check_compressed, compressed_config, state_bytes
 from wakeful.quantization.convert import (
     linear_layers,
     prepare_model,
     quantize_module,
     quantized_layers,
+    scheme_of,
 )
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.engines import ENGINES, EngineFormats
@@ -40,7 +41,8 @@ from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.mixed_report import describe_selection
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
-from wakeful.quantization.schemes import SCHEMES, Scheme, parse_scheme
+from wakeful.quantization.schemes import SCHEMES, Absmax, Scheme, parse_scheme
+from wakeful.quantization.schemes.grids import E4M3
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
 from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
@@ -197,7 +199,7 @@ class _Quantizer:
         loaded, options, counts = self._load_next(), self.options, self.counts
         prepared = prepare_model(loaded.module, options.skip)
         layers = self._layers_to_quantize(prepared)
-        if any(scheme.cache is not None for scheme in self.schemes):
+        if options.cache or any(scheme.cache is not None for scheme in self.schemes):
             check_cache_support(loaded.module)
         if options.save and not self._for_llama_cpp:
             to_save = self._schemes_to_save(layers)
@@ -213,6 +215,8 @@ class _Quantizer:
         else:
             search = self._create_search(loaded, self.engine, prepared, layers, calibration, tuning)
             mixed_model = search.find_formats()
+            if options.cache:
+                _quantize_caches(mixed_model.modules.values(), options.cache, calibration)
             models = {
                 name: _as_quantized_model(loaded, name, module)
                 for name, module in mixed_model.modules.items()
@@ -319,6 +323,7 @@ class _Quantizer:
             prepared, layers, Budget(options.bits, options.bytes, options.loss),
             rounding_text, selection_text, model_bytes=model_bytes, stored_dtype=stored_dtype,
             engine=engine, embeddings=embeddings, tuning_steps=options.tune, tuning_text=tuning,
+            tuning_state=Path(options.tuning_state) if options.tuning_state else None,
             on_rounding=partial(show_count, f"{name}: layers in all formats"),
             on_tuning=partial(show_count, f"{name}: steps of training scales"),
         )  # fmt: skip
@@ -389,9 +394,13 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
     smallest first.
 
     Raises:
-        WakefulError: the engine's file cannot hold a scheme.
+        WakefulError: the engine's file cannot hold a scheme or a quantized cache.
     """
     engine = ENGINES[options.for_]
+    if engine.quantizes_embeddings and options.cache:
+        raise WakefulError(
+            "--cache needs --for vllm: llama.cpp sets the type of its cache when it runs"
+        )
     if engine.quantizes_embeddings and options.scheme:
         raise WakefulError("--scheme gives the formats of --for vllm; llama.cpp has its own")
     if not options.scheme:
@@ -402,6 +411,17 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
     # Compared by a row so long that its groups are whole in all schemes.
     ordered = sorted(schemes, key=lambda scheme: matrix_bytes(scheme, 1, 128 * 128))
     return replace(engine, schemes={str(scheme): scheme for scheme in ordered})
+
+
+def _quantize_caches(
+    modules: Iterable[nn.Module], format_name: str, calibration: Sequence[Tensor]
+) -> None:
+    """Quantize the key/value caches of models to 8 bits ("fp8" or "int8"), in place."""
+    grid = E4M3(per="tensor") if format_name == "fp8" else Absmax(bits=8, per="tensor")
+    for module in modules:
+        scheme = scheme_of(module)
+        assert scheme is not None
+        calibrate_cache(quantize_cache(module, replace(scheme, cache=grid)), calibration)
 
 
 def _as_quantized_model(loaded: Model, scheme: str, module: nn.Module) -> Model:
@@ -473,8 +493,11 @@ def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models:
             "--scheme"
         )
     if options.for_ == "llama.cpp":
-        if Path(options.save).suffix != ".gguf":
-            raise WakefulError(f"--save {options.save}: for llama.cpp it is NAME.gguf")
+        if Path(options.save).suffix not in (".gguf", ".txt"):
+            raise WakefulError(
+                f"--save {options.save}: for llama.cpp it is NAME.gguf, or NAME.txt for the flags "
+                "of llama-quantize"
+            )
     else:
         compressed_config({schemes[0]: ()})  # raises if the format does not support the scheme
     saved, out = Path(options.save).resolve(), Path(options.out).resolve()

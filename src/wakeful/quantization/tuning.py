@@ -12,19 +12,24 @@ Shapes: M tokens, K input channels, N output channels, G scales of a row.
 """
 
 import copy
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.model.evaluating import evaluating
 from wakeful.quantization.convert import quantized_layers
@@ -32,12 +37,16 @@ from wakeful.quantization.linear import QuantizedLinear
 from wakeful.quantization.measure import kl_per_sequence, logits_and_targets
 from wakeful.quantization.schemes import Absmax, Scheme
 from wakeful.quantization.schemes.grids import Ggml
+from wakeful.runs.run import replace_atomically, save_tensors
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 RATE = 1e-3
 """Learning rate of Adam, for θ."""
 _TOKENS = 1024
 """Approximate number of tokens of a step."""
+_SECONDS_BETWEEN_STATES = 60.0
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of Adam's moments in its state."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,18 @@ def tune_scales(
     *,
     steps: int,
     rate: float = RATE,
+    state: Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Tuning:
     """Train the scales of a quantized model, in place, by KL from the full-precision `model`.
 
     Steps read the sequences of `text` in turn; the learning rate falls from `rate` to 0 as a
     cosine. The untrained scales are restored unless KL on the validation text falls by more than
-    its paired 95% interval.
+    its paired 95% interval. `state` is a file to which the state of training is written every
+    minute; if it exists, training continues from it.
+
+    Raises:
+        WakefulError: `state` is a file of another training.
     """
     layers = {
         name: layer
@@ -85,16 +99,25 @@ def tune_scales(
     }
     parameters = list(log_ratios.values())
     optimizer = torch.optim.Adam(parameters, lr=rate)
+    first_step, digest = 0, ""
+    if state is not None:
+        digest = _training_digest(layers.values(), text, steps, rate)
+        if state.exists():
+            first_step = _load_state(state, optimizer, log_ratios, digest)
     (kl_before,) = kl_per_sequence(model, [quantized_model], validation_text)
-    num_sequences = sequences_per_step(text[0].shape[1])
-    on_progress(0, steps)
+    num_sequences, saved_at = sequences_per_step(text[0].shape[1]), time.monotonic()
+    on_progress(first_step, steps)
     with evaluating(quantized_model), _trainable_scales(layers, initial_scales, log_ratios):
-        for step in range(steps):
+        for step in range(first_step, steps):
             indices = range(step * num_sequences, (step + 1) * num_sequences)
             sequences = [text[index % len(text)] for index in indices]
             _set_kl_gradients(model, quantized_model, sequences, parameters)
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.step()
+            is_due = time.monotonic() - saved_at > _SECONDS_BETWEEN_STATES
+            if state is not None and (is_due or step + 1 == steps):
+                _save_state(state, optimizer, log_ratios, digest, step + 1)
+                saved_at = time.monotonic()
             on_progress(step + 1, steps)
     for name, layer in layers.items():
         layer.scale = _tuned_scale(layer, initial_scales[name], log_ratios[name].detach())
@@ -212,3 +235,63 @@ def _trainable_scales(
     finally:
         for layer in layers.values():
             del layer.linear  # the instance's, which hid the method of the class
+
+
+def _training_digest(
+    layers: Iterable[QuantizedLinear], text: Sequence[Tensor], steps: int, rate: float
+) -> str:
+    """Return a digest of a training's layers, text and settings, by which a saved state is
+    recognized.
+    """
+    digest = hashlib.sha256(f"{steps} {rate}".encode())
+    tensors: list[Tensor] = []
+    for layer in layers:
+        tensors += [layer.integers, layer.scale]
+    for tensor in [*tensors, *text]:
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save_state(
+    file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor],
+    digest: str, step: int,
+) -> None:  # fmt: skip
+    """Write the trained logarithms θ and Adam's moments by layer name, with the training's `digest`
+    and the number of steps done.
+    """
+    tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
+    for name, tensor in log_ratios.items():
+        moments = optimizer.state[tensor]
+        tensors |= {f"{name}.{key}": moments[key] for key in _MOMENTS if key in moments}
+    with replace_atomically(file) as part:
+        save_tensors(tensors, part, {"identity": digest, "step": str(step)})
+
+
+def _load_state(
+    file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor], digest: str
+) -> int:
+    """Load the trained logarithms θ and Adam's moments from a file, in place; return the number of
+    steps done. `digest` is that of this training.
+
+    Raises:
+        WakefulError: the file holds no tuning state, or that of another training.
+    """
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            metadata, names = tensors.metadata() or {}, set(tensors.keys())
+            if metadata.get("identity") != digest:
+                raise WakefulError(
+                    f"{file} is the state of tuning another model, other text or other steps: name "
+                    "another file"
+                )
+            step = int(metadata["step"])
+            for name, log_ratio in log_ratios.items():
+                log_ratio.data.copy_(tensors.get_tensor(f"{name}.logarithm"))
+                moments = {
+                    key: tensors.get_tensor(f"{name}.{key}").to(log_ratio.device)
+                    for key in _MOMENTS if f"{name}.{key}" in names
+                }  # fmt: skip
+                optimizer.state[log_ratio] = {"step": torch.tensor(float(step)), **moments}
+    except (SafetensorError, OSError) as error:
+        raise WakefulError(f"{file} is no state of tuning ({error}): name another file") from None
+    return step

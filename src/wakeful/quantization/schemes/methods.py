@@ -50,6 +50,8 @@ class Method(FieldVariant, ABC):
     # Options of some methods, with their values for all other methods.
     weighting = "none"
     """Weights of tokens in XᵀX: "loss" (sensitivity of the loss) or "none" (equal)."""
+    sequential = False
+    """True where statistics are of the model whose earlier blocks are quantized already."""
     norms = False
     """True where only the inputs of layers that read a norm's output are divided."""
 
@@ -111,28 +113,35 @@ class Gptq(Method):
     H = XᵀX + `damping` · mean(diag XᵀX) · I and H⁻¹ = UᵀU; with e = (w_i − ŵ_i) / U_ii the columns
     j > i become w_j − e·U_ij.
 
-    The columns with the largest inputs, by diag XᵀX, are rounded first, while most columns are left
-    to make up for them (`act_order` in the authors' code): in their own order, as in the paper, a
-    sequence's first token, which every query reads, loses accuracy that other tokens gain. Groups
-    are still of neighboring columns, and their scales are those of the original weights.
+    With `act_order` the columns with the largest inputs, by diag XᵀX, are rounded first, while most
+    columns are left to make up for them (the authors' code). Groups are still of neighboring
+    columns, and their scales are those of the original weights. Without it, columns are rounded in
+    their order, as in the paper, and a group's scale is set when its first column's turn comes;
+    that costs a sequence's first token, which every query reads, accuracy that other tokens gain.
 
-    A range of weights that share a scale is narrowed where that reduces the error
+    With `clip` a range of weights that share a scale is narrowed where that reduces the error
     Σ_k h_k (w_k − ŵ_k)² of rounding to nearest, h = diag XᵀX: in steps of a fiftieth, to half at
-    most (the authors' code has a similar search, unweighted; in the paper, the range holds all
-    numbers).
+    most (the authors' code has a similar search, unweighted). Without it, the range holds all
+    numbers, as in the paper.
 
-    Inputs X are those of the full-precision model; in the authors' code, those that the quantized
-    blocks before compute.
+    With `sequential` a block's inputs are those that the quantized blocks before it compute, as in
+    the authors' code; without it, those of the full-precision model.
 
     With `weighting` "loss" every token counts by the squared gradient of the loss in the layer's
     output (`wakeful.quantization.token_weights`; GuidedQuant, 2505.07004), which takes a backward
     pass; with "none" all tokens count equally, as in the paper.
     """
 
-    examples = ("gptq", "gptq(damping=0.05)", "gptq(weighting='none')")
+    examples = (
+        "gptq", "gptq(damping=0.05)", "gptq(act_order=False)", "gptq(weighting='none')",
+        "gptq(sequential=True)", "gptq(clip=False)", "gptq(act_order=False, clip=False)",
+    )  # fmt: skip
     needs_gram = True
     damping: float = 0.01
+    act_order: bool = True
     weighting: Weighting = "loss"
+    sequential: bool = False
+    clip: bool = True
 
     def __post_init__(self) -> None:
         if not self.damping > 0:
@@ -154,8 +163,11 @@ class Gptq(Method):
         """
         assert gram is not None
         importance = gram.diagonal().float()
-        order = gram.diagonal().argsort(descending=True, stable=True)  # the largest inputs first
-        factor = self.inverse_hessian_factor(gram[order][:, order])
+        order = torch.arange(weight.shape[1], device=weight.device)
+        if self.act_order:  # the largest inputs first
+            order = gram.diagonal().argsort(descending=True, stable=True)
+            gram = gram[order][:, order]
+        factor = self.inverse_hessian_factor(gram)
         return [self._round_columns(weight, grid, factor, order, importance) for grid in grids]
 
     def _round_columns(
@@ -171,7 +183,9 @@ class Gptq(Method):
         w = weight.detach().T.double()[order]
         channels, width = order.tolist(), len(w)
         codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
-        scales = shrink_range(grid, weight, grid.compute_scales(weight), importance)
+        scales = grid.compute_scales(weight)
+        if self.clip:
+            scales = shrink_range(grid, weight, scales, importance)
         group = grid.group or 1
         block_size = group * max(1, _COLUMNS // group)  # whole groups
         for first in range(0, width, block_size):
@@ -179,6 +193,12 @@ class Gptq(Method):
             block, errors = w[first:last], []
             for column in range(first, last):
                 row, channel = column - first, channels[column]
+                # In the columns' own order a group's scale is that of its weights by now.
+                if grid.group and not self.act_order and column % group == 0:
+                    group_importance = importance[column : column + group]
+                    self._rescale_group(
+                        grid, scales, column // group, block[row : row + group].T, group_importance
+                    )
                 numbers = block[row].unsqueeze(1)
                 scale = scales.for_channel(channel)
                 code = grid.quantize(numbers, scale)
@@ -189,6 +209,20 @@ class Gptq(Method):
                 errors.append(error)
             w[last:].addmm_(factor[first:last, last:].T, torch.stack(errors), alpha=-1)
         return codes.T.contiguous(), scales
+
+    def _rescale_group(
+        self, grid: Grid, scales: Scales, group_index: int, weight: Tensor, importance: Tensor
+    ) -> None:
+        """Set the scales of one group of columns, in place, from its current weights (N, k) and
+        their `importance` (k,).
+        """
+        group_scales = grid.compute_scales(weight, outer=scales.outer)
+        if self.clip:
+            group_scales = shrink_range(grid, weight, group_scales, importance)
+        column = slice(group_index, group_index + 1)
+        scales.scale[:, column] = group_scales.scale
+        if scales.zero is not None and group_scales.zero is not None:
+            scales.zero[:, column] = group_scales.zero
 
     def inverse_hessian_factor(self, gram: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
         """Return U in float64, upper triangular, with (XᵀX + damping)⁻¹ = UᵀU; `gram` is XᵀX.
