@@ -115,7 +115,7 @@ def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
     assert list(rows["arena"]) == list(split_variants("arena-text", read_table("arena-text")))
     assert list(rows["arena"]) == list(rows["arena-patient"])
     configs = [config_from_table(entry).model for entry in rows["arena"].values()]
-    references = {"shared_keys", "shared_queries", "on_layers", "then"}
+    references = {"on_layers", "then"}
     references |= {"softcap", "reordered", "scaled"}  # of architectures that are read, no cures
     for field, folder in VARIANTS.items():
         if field == "rope":

@@ -1,6 +1,7 @@
 """The papers' routes, depth mixes and norms: plain definitions, and what every variant owes."""
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,13 @@ import helpers
 import wakeful_papers.depth
 import wakeful_papers.norms
 import wakeful_papers.routes
-from depth.test_depth import transformers_class
 from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES as OF_CORE
 from routes.reference import Model, differential, opening, own, sigmoid
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, build
+from wakeful_papers.depth import ManifoldHyperConnections, sinkhorn
 
 PLACES = {
     "routes": wakeful_papers.routes, "depth": wakeful_papers.depth, "norms": wakeful_papers.norms
@@ -167,7 +168,19 @@ def identity_mapping(m: Model, n: int) -> Tensor:
     return own(m, n) + (sum(earlier) / len(earlier) if earlier else 0.0)
 
 
+def shared(what: str, c: int = 0) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        leader = (n - 1) // c * c + 1 if c else 1
+        return m.A(n, **{what: getattr(m, what)[leader]}) @ m.V[n]
+
+    return U
+
+
 ROUTES: dict[str, Callable] = {
+    "wakeful_papers.routes:SharedKeys": shared("K"),
+    "wakeful_papers.routes:SharedQueries": shared("Q"),
+    "wakeful_papers.routes:SharedKeys(group=2)": shared("K", 2),
+    "wakeful_papers.routes:SharedQueries(group=2)": shared("Q", 2),
     "then(resformer, differential, wakeful_papers.routes:XSA(learned=False))": (
         resformer_differential_xsa
     ),
@@ -251,11 +264,76 @@ def residual_gate(T: float) -> Callable:
     return reads
 
 
+def attention_residuals(layers: int) -> Callable:
+    """Sums of the outputs of `layers` layers; 0: each output by itself."""
+
+    def reads(m: Model, s: int) -> Tensor:
+        if s == 1:
+            return m.f[0]
+        size = 2 * layers or 1
+        starts = range(1, s, size)
+        blocks = [m.f[0], *(sum(m.f[start : min(start + size, s)]) for start in starts)]
+        w = m.w[f"depth.queries.{s}"]
+        scores = [
+            ((v / torch.sqrt((v * v).mean(-1, keepdim=True) + 1e-6)) * w).sum(-1) for v in blocks
+        ]
+        total = sum(torch.exp(score) for score in scores)
+        return sum(
+            (torch.exp(score) / total)[..., None] * v
+            for score, v in zip(scores, blocks, strict=True)
+        )
+
+    return reads
+
+
+def manifold(m: Model, s: int) -> Tensor:
+    """mHC, or iHC where there are no logits for mixing, over n streams written out."""
+    weights, biases = ([m.w[f"depth.{kind}.{i}"] for i in range(s)] for kind in ("maps", "biases"))
+    n, D = len(m.w[f"depth.biases.{2 * m.N}"]), m.f[0].shape[-1]
+    streams = [m.f[0]] * n
+    for sublayer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        alpha = m.w[f"depth.scales.{sublayer}"]
+        size = torch.sqrt(sum((H * H).sum(-1, keepdim=True) for H in streams) / (n * D) + 1e-6)
+        count = len(bias)
+        logits = sum(
+            H / size @ weight[i * count : (i + 1) * count].T for i, H in enumerate(streams)
+        )
+
+        def moved(k: int, logits=logits, alpha=alpha, bias=bias) -> Tensor:
+            """Return the k-th logit of every token, (B, L, 1)."""
+            return alpha[min(k // n, 2)] * logits[..., k : k + 1] + bias[k]
+
+        a = [1 / (1 + torch.exp(-moved(i))) for i in range(n)]
+        read = sum(a[i] * streams[i] for i in range(n))
+        if sublayer == s - 1:
+            return read
+        b = [2 / (1 + torch.exp(-moved(n + j))) for j in range(n)]
+        M = [[1.0 * (i == j) for j in range(n)] for i in range(n)]
+        if count > 2 * n:
+            e = [[torch.exp(moved(2 * n + i * n + j)) for j in range(n)] for i in range(n)]
+            M = [[e[i][j] / sum(e[i]) + 1e-6 for j in range(n)] for i in range(n)]
+            for turn in range(20):
+                if turn:
+                    M = [[M[i][j] / (sum(M[i]) + 1e-6) for j in range(n)] for i in range(n)]
+                columns = [sum(M[i][j] for i in range(n)) + 1e-6 for j in range(n)]
+                M = [[M[i][j] / columns[j] for j in range(n)] for i in range(n)]
+        streams = [
+            sum(M[i][j] * streams[i] for i in range(n)) + b[j] * m.f[sublayer + 1] for j in range(n)
+        ]
+    raise AssertionError
+
+
 DEPTHS: dict[str, Callable] = {"wakeful_papers.depth:EmbeddingResidual": embedding_residual}
 READS: dict[str, Callable] = {
     "wakeful_papers.depth:X0Lambdas": x0_lambdas,
     "wakeful_papers.depth:ResidualGate": residual_gate(0.3),
     "wakeful_papers.depth:ResidualGate(temperature=1.0)": residual_gate(1.0),
+    "wakeful_papers.depth:AttentionResiduals": attention_residuals(0),
+    "wakeful_papers.depth:AttentionResiduals(layers=1)": attention_residuals(1),
+    "wakeful_papers.depth:AttentionResiduals(layers=3)": attention_residuals(3),
+    "wakeful_papers.depth:ManifoldHyperConnections": manifold,
+    "wakeful_papers.depth:ManifoldHyperConnections(streams=1)": manifold,
+    'wakeful_papers.depth:ManifoldHyperConnections(streams=3, mixing="identity")': manifold,
 }
 
 
@@ -268,6 +346,60 @@ def test_a_depth_mix_is_its_definition(expression: str, layers: int) -> None:
     after, reads = DEPTHS.get(expression), READS.get(expression)
     expected = model.logits(OF_CORE["own"], after, reads)
     torch.testing.assert_close(decoder(tokens), expected, rtol=1e-12, atol=1e-12)
+
+
+def transformers_class(model: str, name: str) -> type[torch.nn.Module]:
+    """Return a module of Transformers' implementation of a model; skip where it has none yet."""
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    return getattr(module, name)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "mixing"),
+    [
+        ("deepseek_v4", "DeepseekV4", "sinkhorn"),
+        ("hy_v4", "HYV4", "identity"),
+    ],
+)
+def test_manifold_hyper_connections_are_those_of_released_models(
+    model: str, name: str, mixing: str
+) -> None:
+    depth = f'wakeful_papers.depth:ManifoldHyperConnections(mixing="{mixing}")'
+    decoder = tiny_decoder(depth=depth, dtype=torch.float32, noise=0.5)
+    mix = decoder.depth
+    assert isinstance(mix, ManifoldHyperConnections)
+    config = SimpleNamespace(
+        hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6, hidden_size=16,
+        hc_magnitude=2.0,
+    )  # fmt: skip
+    streams, out = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 16)
+
+    def loaded(kind: str, sublayer: int, prefix: str = "") -> torch.nn.Module:
+        theirs = transformers_class(model, name + kind)(config)
+        weight = mix.maps[sublayer].unflatten(0, (4, -1)).transpose(0, 1).flatten(1)
+        ours = {"fn": weight, "base": mix.biases[sublayer], "scale": mix.scales[sublayer]}
+        theirs.load_state_dict({prefix + key: value for key, value in ours.items()})
+        return theirs
+
+    read, state = mix._read(3, streams)
+    post, *comb, collapsed = loaded("HyperConnection", 3)(streams)
+    torch.testing.assert_close(read, collapsed, rtol=1e-4, atol=1e-5)
+    kept = comb[0].transpose(-1, -2) @ streams if comb else streams
+    torch.testing.assert_close(state[0], kept, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state[1], post, rtol=1e-4, atol=1e-5)
+    last, _ = mix.step(8, read, out, state)
+    after = post.unsqueeze(-1) * out.unsqueeze(-2) + kept
+    torch.testing.assert_close(last, loaded("HyperHead", 8, "hc_")(after), rtol=1e-4, atol=1e-5)
+
+
+def test_mixing_is_doubly_stochastic_and_starts_with_streams_alike() -> None:
+    shares = sinkhorn(torch.randn(7, 4, 4).double() * 3, 200)
+    for axis in (-1, -2):
+        total = shares.sum(axis)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-4)
+    mix = tiny_decoder(depth="wakeful_papers.depth:ManifoldHyperConnections", noise=0).depth
+    assert torch.equal(mix.biases[0][:4], torch.full((4,), -math.log(3)).double().float().double())
+    assert all((scales == 0.01).all() for scales in (s.float() for s in mix.scales))
 
 
 def test_residual_gates_are_those_of_a_released_model() -> None:
@@ -295,10 +427,17 @@ def test_every_variant_has_a_definition() -> None:
     [
         ("depth", "wakeful_papers.depth:ResidualGate(temperature=0.0)", "temperature must be"),
         ("depth", "wakeful_papers.depth:EmbeddingResidual(weight='x')", "weight must be float"),
+        ("depth", "wakeful_papers.depth:ManifoldHyperConnections(streams=0)", "streams and"),
+        ("depth", "wakeful_papers.depth:ManifoldHyperConnections(mixing='none')", "mixing must"),
+        ("route", "wakeful_papers.routes:SharedKeys(group=-1)", "group must not be negative"),
         ("route", "wakeful_papers.routes:ValueScale(std=-1.0)", "std must not be negative"),
         ("route", 'wakeful_papers.routes:CrossLayer(other="last")', "other must be 'previous' or"),
         ("route", "then(svformer, wakeful_papers.routes:IdentityMapping)", "has no value"),
-        ("route", "then(shared_keys, wakeful_papers.routes:KeyResidual)", "mixes the key of layer"),
+        (
+            "route",
+            "then(wakeful_papers.routes:SharedKeys, wakeful_papers.routes:KeyResidual)",
+            "mixes the key of lay",
+        ),
         ("norm", "wakeful_papers.norms:GatedNorm(rank=0)", "rank must be at least 1"),
     ],
 )

@@ -9,10 +9,10 @@ from wakeful.errors import WakefulError, did_you_mean
 NAMES: dict[str, tuple[str, ...]] = {
     "routes": (
         "own", "cla", "dense", "differential", "gated", "neutreno", "on_layers", "output_gate",
-        "resformer", "shared_keys", "shared_queries", "svformer", "then", "value_embedding",
+        "resformer", "svformer", "then", "value_embedding",
     ),
     "depth": (
-        "residual", "attention_residuals", "denseformer", "hyper_connections", "mhc", "mudd",
+        "residual", "denseformer", "hyper_connections", "mudd",
     ),
     "normalizers": (
         "softmax", "clipped_softmax", "query_sink", "relu", "sigmoid", "softcap", "softmax1",

@@ -49,7 +49,7 @@ EXPORTED = [
     },
     {
         "route": "differential", "normalizer": "clipped_softmax",
-        "depth": "attention_residuals(layers=3)",
+        "depth": "hyper_connections(streams=3, dynamic=False)",
     },
     {"route": 'gated(gate="relu", channels=5)', "depth": "hyper_connections"},
 ]  # fmt: skip
@@ -106,7 +106,7 @@ def test_models_run_in_transformers(options):
 
 ALL = {
     "route": "then(preview, output_gate)",
-    "depth": "attention_residuals",
+    "depth": "mudd",
     "normalizer": "clipped",
     "norm": "layernorm_scaling",
     "placement": "peri",
@@ -374,12 +374,12 @@ def test_parallel_halves_and_mixed_streams_know_no_norm_over_a_sum(placement):
     with pytest.raises(WakefulError, match=r"model.parallel knows model.placement = pre alone"):
         Decoder(tiny_config(parallel=True, placement=placement))
     if placement == "peri":
-        Decoder(tiny_config(depth="attention_residuals", placement=placement))
+        Decoder(tiny_config(depth="mudd", placement=placement))
     else:
-        with pytest.raises(WakefulError, match=r"attention_residuals decides .* model.placement"):
-            Decoder(tiny_config(depth="attention_residuals", placement=placement))
-    with pytest.raises(WakefulError, match=r"attention_residuals decides .* model.parallel"):
-        Decoder(tiny_config(depth="attention_residuals", parallel=True))
+        with pytest.raises(WakefulError, match=r"mudd decides .* model.placement"):
+            Decoder(tiny_config(depth="mudd", placement=placement))
+    with pytest.raises(WakefulError, match=r"mudd decides .* model.parallel"):
+        Decoder(tiny_config(depth="mudd", parallel=True))
 
 
 # -------------------------------------------------------------- depth mixes before sublayers

@@ -364,7 +364,7 @@ def test_compiling_the_whole_graph_changes_nothing():
 
 
 BASES = {
-    "routes": ["ValueRoute", "Gates", "_Sharing"],
+    "routes": ["ValueRoute", "Gates"],
     "depth": ["DepthMix", "SublayerMix"],
     "normalizers": ["Normalizer", "_Separate"],
     "norms": ["Norm"],

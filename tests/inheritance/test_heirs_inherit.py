@@ -11,6 +11,7 @@ from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import departures, inherit_blocks, target_config
 from wakeful.inheritance.layers import LayerMap, first, named_layers
 from wakeful.model.decoder import Decoder
+from wakeful.routes import Source, ValueRoute
 from wakeful.surgery import store_prefix
 
 TOKENS = some_tokens(2, 13)
@@ -90,8 +91,15 @@ def test_logits_divided_by_the_layer_number_are_compensated(
     torch.testing.assert_close(heir(TOKENS), moved(TOKENS), rtol=1e-12, atol=1e-12)
 
 
+class SharedQueries(ValueRoute):
+    """All layers use the first layer's queries."""
+
+    def source(self, layer: int) -> Source:
+        return Source(query=0, key=layer, value=layer)
+
+
 def test_compensation_that_would_touch_other_layers_is_refused() -> None:
-    reference = tiny_decoder(scale_logits_by_layer=True, route="shared_queries")
+    reference = tiny_decoder(scale_logits_by_layer=True, route=str(SharedQueries()))
     inherit_blocks(reference, first(3, of=4))
     with pytest.raises(WakefulError, match="cannot become layer"):
         inherit_blocks(reference, named_layers([0, 2, 3], of=4))
@@ -275,8 +283,6 @@ def by_number(decoder: Decoder) -> dict[tuple[str, int, str], Tensor]:
 
 LAYERS = {0: 0, 1: 2, 2: 3}
 SUBLAYERS = {0: 0, 1: 1, 2: 4, 3: 5, 4: 6, 5: 7}
-READERS = {2: 2, 3: 5, 4: 6, 5: 7, 6: 8, 7: 9}
-"""Sublayers counted from 1, and the final norm; the first has nothing to choose from."""
 
 
 @pytest.mark.parametrize(
@@ -284,8 +290,6 @@ READERS = {2: 2, 3: 5, 4: 6, 5: 7, 6: 8, 7: 9}
     [
         ({"depth": "hyper_connections"}, SUBLAYERS),
         ({"depth": "hyper_connections(streams=3, dynamic=False)"}, SUBLAYERS),
-        ({"depth": "attention_residuals"}, READERS),
-        ({"depth": "attention_residuals(layers=3)"}, READERS),
         ({"route": "gated"}, {1: 2, 2: 3}),
         ({"route": 'gated(gate="relu")'}, {1: 2, 2: 3}),
         ({"route": "output_gate"}, LAYERS),

@@ -266,14 +266,6 @@ def svformer_gated(m: Model, n: int) -> Tensor:
     return m.A(n) @ m.Vmixed[3]
 
 
-def shared(what: str, c: int = 0) -> Callable:
-    def U(m: Model, n: int) -> Tensor:
-        leader = (n - 1) // c * c + 1 if c else 1
-        return m.A(n, **{what: getattr(m, what)[leader]}) @ m.V[n]
-
-    return U
-
-
 def cla(c: int) -> Callable:
     def U(m: Model, n: int) -> Tensor:
         leader = (n - 1) // c * c + 1
@@ -316,10 +308,6 @@ ROUTES: dict[str, Callable] = {
     "svformer": svformer(1),
     "svformer(anchors=[0, 2])": svformer(1, 3),
     "then(svformer(anchors=[0, 2]), on_layers([2], gated))": svformer_gated,
-    "shared_keys": shared("K"),
-    "shared_queries": shared("Q"),
-    "shared_keys(group=2)": shared("K", 2),
-    "shared_queries(group=2)": shared("Q", 2),
     "cla": cla(2),
     "cla(group=3)": cla(3),
     "then(cla(group=2), on_layers([2], resformer))": cla_resformer,

@@ -147,8 +147,6 @@ def test_svformer_has_one_value_projection_and_the_paper_s_cache():
     ("expression", "absent", "slots"),
     [
         ("svformer(anchors=[0, 2])", {("value", 1), ("value", 3)}, 4 + 2),
-        ("shared_keys", {("key", 1), ("key", 2), ("key", 3)}, 1 + 4),
-        ("shared_queries", {("query", 1), ("query", 2), ("query", 3)}, 8),
         ("cla", {(kind, n) for kind in ("key", "value") for n in (1, 3)}, 4),
         ("cla(group=3)", {(kind, n) for kind in ("key", "value") for n in (1, 2)}, 4),
         ("resformer", set(), 8),
@@ -229,7 +227,6 @@ REFUSED = {
     "then(svformer, value_embedding(every=1))": r"value_embedding.* mixes the value of layer 1",
     # Two owners for one projection.
     "then(cla, svformer)": r"(?s)cla.*svformer.*both decide.*layer 3's value",
-    "then(cla, shared_keys)": r"(?s)cla.*shared_keys.*layer 3's key",
     "then(cla(group=3), on_layers([2], svformer(anchors=[0, 1])))": r"(?s)cla.*svformer.*both",
     # Nothing to add.
     "then(svformer, neutreno)": r"neutreno would add nothing at layer 1",
@@ -253,8 +250,6 @@ REFUSED = {
     "then(svformer, on_layers([0], resformer))": r"changes nothing",
     "on_layers([1], on_layers([2], resformer))": r"changes nothing",
     "on_layers([0, 2], cla)": r"changes nothing",
-    "shared_keys(group=-1)": r"group must not be negative",
-    "shared_queries(group=-1)": r"group must not be negative",
     "on_layers(2, resformer)": r"layer numbers from 0",
     "on_layers([1])": r"route",
     "on_layers([1], 3)": r"takes a route",
@@ -300,9 +295,6 @@ def test_a_route_kept_from_borrowing_layers_is_allowed():
     for expression in (
         "then(svformer(anchors=[0, 2]), on_layers([2], resformer))",
         "then(svformer(anchors=[0, 2]), on_layers([2, 3], neutreno))",
-        "then(shared_queries, svformer)",
-        "then(shared_keys, resformer)",
-        "then(shared_keys(group=2), shared_queries(group=3))",
         "on_layers([0], own)",
         "on_layers([0, 1], resformer)",
         "then(resformer, on_layers([3], differential))",

@@ -20,7 +20,7 @@ from wakeful.training.parallel import allow_recompiling
 limits = torch._dynamo.config
 layers = limits.recompile_limit + 2
 limits.fail_on_recompile_limit_hit = True
-for variant in ({"route": "output_gate"}, {"depth": "attention_residuals"}):
+for variant in ({"route": "output_gate"}, {"depth": "mudd"}):
     model = ModelConfig(vocab_size=29, max_length=16, num_layers=layers, num_heads=2, width=8,
                         mlp_width=12, **variant)
     decoder, tokens = Decoder(model).eval(), torch.arange(7).unsqueeze(0)

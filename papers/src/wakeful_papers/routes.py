@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.routes import QKV, Attend, Memory, Read, ValueRoute
+from wakeful.routes import QKV, Attend, Memory, Read, Source, ValueRoute
 from wakeful.routes.base import Basis
 from wakeful.variants.shape import Shape
 
@@ -293,3 +293,46 @@ class XSA(ValueRoute):
             alpha = self.strengths[self.row_of[layer]].tanh().to(u.dtype)
             component = component * alpha.view(groups, -1, 1)
         return torch.addcmul(grouped, component, direction, value=-1).flatten(2, 3)
+
+
+class _Sharing(ValueRoute):
+    """Each `group` of consecutive layers uses its first layer's `shared` projections; 0: all do."""
+
+    shared: Literal["query", "key"]
+
+    def __init__(self, *, group: int = 0) -> None:
+        super().__init__()
+        if group < 0:
+            raise WakefulError(f"group must not be negative, got {group}")
+        self.group = group
+
+    def source(self, layer: int) -> Source:
+        leader = layer - layer % self.group if self.group else 0
+        return Source(layer, layer, layer)._replace(**{self.shared: leader})
+
+
+class SharedKeys(_Sharing):
+    """Each `group` of consecutive layers uses its first layer's keys; `group=0`, all layers one's.
+
+    Value Residual Learning, fig. 4 (`group=2`) and fig. 16 (all layers): worse than sharing values.
+    """
+
+    examples = ("wakeful_papers.routes:SharedKeys", "wakeful_papers.routes:SharedKeys(group=2)")
+    neutral = "wakeful_papers.routes:SharedKeys(group=1)"
+    shared = "key"
+
+
+class SharedQueries(_Sharing):
+    """Each `group` of consecutive layers uses its first layer's queries; `group=0`, all one's.
+
+    Value Residual Learning, fig. 4 (`group=2`) and fig. 16 (all layers): worse than sharing values.
+    Queries are shared as they are projected, keys and values as they are mixed: what a route mixes
+    into queries stays in its own layer.
+    """
+
+    examples = (
+        "wakeful_papers.routes:SharedQueries",
+        "wakeful_papers.routes:SharedQueries(group=2)",
+    )
+    neutral = "wakeful_papers.routes:SharedQueries(group=1)"
+    shared = "query"

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.depth.attention_residuals import weighted
 from wakeful.depth.base import DepthMix, State, SublayerMix
 from wakeful.variants.roles import Role
 from wakeful.variants.shape import Shape
@@ -105,3 +104,12 @@ class MUDD(SublayerMix):
         of_token = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
         weights = of_token.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
         return [weighted(way.movedim(-1, 0), outputs) for way in weights.unbind(-2)]
+
+
+def weighted(shares: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+    """Return Σ_j p_j v_j (B, L, D) of shares p (J, B, L) and J outputs v (B, L, D)."""
+    first, *rest = shares.unsqueeze(-1)
+    mixed = first * outputs[0]
+    for share, v in zip(rest, outputs[1:], strict=True):
+        mixed = torch.addcmul(mixed, share, v)
+    return mixed

@@ -18,7 +18,7 @@ from wakeful.routes.differential import Differential
 from wakeful.routes.gated import Gated
 from wakeful.routes.gates import OutputGate
 from wakeful.routes.residuals import Dense, NeuTRENO, ResFormer
-from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries, SVFormer
+from wakeful.routes.sharing import CLA, SVFormer
 from wakeful.routes.value_embedding import ValueEmbedding
 
 __all__ = [
@@ -39,8 +39,6 @@ __all__ = [
     "Read",
     "ResFormer",
     "SVFormer",
-    "SharedKeys",
-    "SharedQueries",
     "Source",
     "Then",
     "ValueEmbedding",

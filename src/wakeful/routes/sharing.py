@@ -1,4 +1,4 @@
-"""Layers that share projections: one set of values, keys and values (CLA), keys or queries."""
+"""Layers that share projections: one set of values, or of keys and values (CLA)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -39,23 +39,7 @@ class SVFormer(ValueRoute):
         return Source(query=layer, key=layer, value=anchor)
 
 
-class _Sharing(ValueRoute):
-    """Each `group` of consecutive layers uses its first layer's `shared` projections; 0: all do."""
-
-    shared: tuple[str, ...]
-
-    def __init__(self, *, group: int = 0) -> None:
-        super().__init__()
-        if group < 0:
-            raise WakefulError(f"{self.name}: group must not be negative, got {group}")
-        self.group = group
-
-    def source(self, layer: int) -> Source:
-        leader = layer - layer % self.group if self.group else 0
-        return Source(layer, layer, layer)._replace(**dict.fromkeys(self.shared, leader))
-
-
-class CLA(_Sharing):
+class CLA(ValueRoute):
     """Each `group` of consecutive layers shares its first layer's keys and values.
 
     The KV-efficient baseline of Value Residual Learning (figs. 4, 13), after Brandon et al. 2024.
@@ -64,35 +48,13 @@ class CLA(_Sharing):
     name = "cla"
     examples = ("cla", "cla(group=3)")
     neutral = "cla(group=1)"
-    shared = ("key", "value")
 
     def __init__(self, *, group: int = 2) -> None:
+        super().__init__()
         if group < 1:
             raise WakefulError(f"cla: group must be at least 1 layer, got {group}")
-        super().__init__(group=group)
+        self.group = group
 
-
-class SharedKeys(_Sharing):
-    """Each `group` of consecutive layers uses its first layer's keys; `group=0`, all layers one's.
-
-    Value Residual Learning, fig. 4 (`group=2`) and fig. 16 (all layers): worse than sharing values.
-    """
-
-    name = "shared_keys"
-    examples = ("shared_keys", "shared_keys(group=2)")
-    neutral = "shared_keys(group=1)"
-    shared = ("key",)
-
-
-class SharedQueries(_Sharing):
-    """Each `group` of consecutive layers uses its first layer's queries; `group=0`, all one's.
-
-    Value Residual Learning, fig. 4 (`group=2`) and fig. 16 (all layers): worse than sharing values.
-    Queries are shared as they are projected, keys and values as they are mixed: what a route mixes
-    into queries stays in its own layer.
-    """
-
-    name = "shared_queries"
-    examples = ("shared_queries", "shared_queries(group=2)")
-    neutral = "shared_queries(group=1)"
-    shared = ("query",)
+    def source(self, layer: int) -> Source:
+        leader = layer - layer % self.group
+        return Source(query=layer, key=leader, value=leader)
