@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from wakeful.variants.roles import HEAD, READS, TABLE, WRITES, Role
 
-INTERNAL = Role(decays=True)
-"""A matrix that has no side in the residual stream."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixPatterns:
@@ -24,8 +21,7 @@ class MatrixPatterns:
 
     `layer` begins the names of a layer, after the stack it is in; `reads` and `writes` go on with
     the matrices that read the residual stream and that write to it. Outside of layers, `tables`
-    are embeddings of tokens and positions, `heads` give logits, and `internal` are matrices that
-    neither read the stream nor write to it.
+    are embeddings of tokens and positions, and `heads` give logits.
     """
 
     name: str
@@ -34,7 +30,6 @@ class MatrixPatterns:
     writes: str
     tables: str = r"(?!)"
     heads: str = r"lm_head"
-    internal: str = r"(?!)"
     transposed: bool = False
     """True if layers store their matrices as (in, out), like `Conv1D`, not (out, in)."""
 
@@ -51,10 +46,10 @@ class MatrixPatterns:
         return None
 
     def match_outside(self, name: str) -> Role | None:
-        """Return the role of a matrix outside of layers: an embedding, a head or an internal one;
-        None where its name does not fit the family's patterns.
+        """Return the role of a matrix outside of layers, an embedding or a head; None where its
+        name does not fit the family's patterns.
         """
-        for pattern, role in ((self.tables, TABLE), (self.heads, HEAD), (self.internal, INTERNAL)):
+        for pattern, role in ((self.tables, TABLE), (self.heads, HEAD)):
             if re.fullmatch(rf"(?:.*\.)?(?:{pattern})\.weight", name):
                 return role
         return None
@@ -63,8 +58,8 @@ class MatrixPatterns:
 _GPT2 = MatrixPatterns(
     name="gpt2",
     layer=r"h\.\d+",
-    reads=r"attn\.c_attn|crossattention\.(?:c_attn|q_attn)|mlp\.c_fc",
-    writes=r"(?:attn|crossattention)\.c_proj|mlp\.c_proj",
+    reads=r"attn\.c_attn|mlp\.c_fc",
+    writes=r"attn\.c_proj|mlp\.c_proj",
     tables=r"wte|wpe",
     transposed=True,
 )
@@ -77,23 +72,17 @@ FAMILIES = (
         writes=r"self_attn\.o_proj|mlp\.(?:down_proj|c_proj)",
         tables=r"embed_tokens",
     ),
-    MatrixPatterns(  # CLIP, SigLIP
+    MatrixPatterns(
         name="phi",
         reads=r"self_attn\.[qkv]_proj|mlp\.fc1",
-        writes=r"self_attn\.(?:dense|out_proj)|mlp\.fc2",
-        tables=r"embed_tokens|token_embedding|position_embedding",
+        writes=r"self_attn\.dense|mlp\.fc2",
+        tables=r"embed_tokens",
     ),
     MatrixPatterns(
-        name="vit",
-        reads=r"attention\.[qkv]_proj|mlp\.fc1",
-        writes=r"attention\.o_proj|mlp\.fc2",
-    ),
-    MatrixPatterns(  # BART, Whisper, Marian
         name="opt",
-        reads=r"(?:self_attn|encoder_attn)\.[qkv]_proj|fc1",
-        writes=r"(?:self_attn|encoder_attn)\.out_proj|fc2",
-        tables=r"embed_tokens|embed_positions|shared",
-        heads=r"lm_head|proj_out",
+        reads=r"self_attn\.[qkv]_proj|fc1",
+        writes=r"self_attn\.out_proj|fc2",
+        tables=r"embed_tokens|embed_positions",
     ),
     _GPT2,
     dataclasses.replace(_GPT2, name="nanogpt", transposed=False),
@@ -117,42 +106,6 @@ FAMILIES = (
         reads=r"self_attention\.query_key_value|mlp\.dense_h_to_4h",
         writes=r"self_attention\.dense|mlp\.dense_4h_to_h",
         tables=r"word_embeddings",
-    ),
-    MatrixPatterns(  # RoBERTa, ELECTRA
-        name="bert",
-        layer=r"layer\.\d+",
-        reads=r"(?:cross)?attention\.self\.(?:query|key|value)|intermediate\.dense",
-        writes=r"(?:(?:cross)?attention\.)?output\.dense",
-        tables=r"(?:word|position|token_type)_embeddings",
-        heads=r"predictions\.decoder|lm_head\.decoder",
-    ),
-    MatrixPatterns(
-        name="distilbert",
-        layer=r"layer\.\d+",
-        reads=r"attention\.[qkv]_lin|ffn\.lin1",
-        writes=r"attention\.out_lin|ffn\.lin2",
-        tables=r"(?:word|position)_embeddings",
-        heads=r"vocab_projector",
-    ),
-    MatrixPatterns(
-        name="modernbert",
-        reads=r"attn\.Wqkv|mlp\.Wi",
-        writes=r"attn\.Wo|mlp\.Wo",
-        tables=r"tok_embeddings",
-        heads=r"decoder",
-    ),
-    MatrixPatterns(
-        name="nn.Transformer",
-        reads=r"(?:self_attn|multihead_attn)\.in_proj|linear1",
-        writes=r"(?:self_attn|multihead_attn)\.out_proj|linear2",
-    ),
-    MatrixPatterns(
-        name="t5",
-        layer=r"block\.\d+\.layer\.\d+",
-        reads=r"(?:SelfAttention|EncDecAttention)\.[qkv]|DenseReluDense\.wi(?:_[01])?",
-        writes=r"(?:SelfAttention|EncDecAttention)\.o|DenseReluDense\.wo",
-        tables=r"shared|embed_tokens",
-        internal=r"relative_attention_bias",
     ),
     MatrixPatterns(  # also Llama's own code
         name="torchtitan",
@@ -230,8 +183,8 @@ _PLAIN = dataclasses.replace(
 
 
 def role_outside_layers(name: str) -> Role | None:
-    """Return the role of a matrix outside of layers (embedding, head or internal) by the name that
-    some family has for it; None for another name.
+    """Return the role of a matrix outside of layers (embedding or head) by the name that some
+    family has for it; None for another name.
     """
     for family in (*FAMILIES, _PLAIN):
         role = family.match_outside(name)
