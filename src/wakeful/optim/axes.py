@@ -1,10 +1,9 @@
 """Choice of the axes of parameters that an optimizer rotates.
 
 In this order: the caller's choice (`axes=`); the role that the parameter's module declares
-(`wakeful.variants.roles`); the family of its name (`wakeful.variants.families`); the widths of the
-model's layers, where the model is given (`wakeful.variants.structure`); the input axis of a matrix,
-axis 1 of a Linear's (out, in), which is a guess (`ASSUMED`). Scalars, vectors and tensors of more
-than two axes keep the identity, and so do axes that count tokens or positions.
+(`wakeful.variants.roles`); the family of its name (`wakeful.variants.families`); the input axis of
+a matrix, axis 1 of a Linear's (out, in), which is a guess (`ASSUMED`). Scalars, vectors and tensors
+of more than two axes keep the identity, and so do axes that count tokens or positions.
 """
 
 import re
@@ -12,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.variants.families import roles_by_name
-from wakeful.variants.roles import Role, role_of
-from wakeful.variants.structure import roles_by_structure
+from wakeful.variants.roles import role_of
 
 AxisChoice = int | tuple[int, ...] | None
 """An axis, several, () for none, or None for the default."""
@@ -98,20 +96,18 @@ def decide_axes(
     axes: Axes | None = None,
     *,
     both_sides: bool = False,
-    module: nn.Module | None = None,
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return for each parameter's name (axes, reason): the rotated axes, the residual stream's
     first, and what they were decided by.
 
-    `axes` are the user's choices. `module` is the parameters' model, if known. With `both_sides`,
-    matrices are rotated on both axes, but not on one that counts tokens or positions.
+    `axes` are the user's choices. With `both_sides`, matrices are rotated on both axes, but not on
+    one that counts tokens or positions.
 
     Raises:
         WakefulError: `axes` names an unknown parameter, or an axis that a matrix does not have.
     """
     user_choice = _axis_chooser(parameters, axes)
     families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
-    structure: dict[int, Role] = {} if module is None else roles_by_structure(module)
     decisions: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parameter in parameters.items():
         choice = user_choice(name, parameter)
@@ -128,8 +124,6 @@ def decide_axes(
         if role is None and plain_name(name) in families:
             family, role = families[plain_name(name)]
             why = f"family {family}"
-        if role is None and id(parameter) in structure:
-            role, why = structure[id(parameter)], "structure"
         if role is None:
             decisions[name] = (1,), ASSUMED
         elif role.residual is None:  # no axis lies in the residual stream

@@ -42,7 +42,7 @@ class OrthoAdam(torch.optim.Optimizer):
     """Adam in a rotated basis, with decoupled weight decay; with `rotation="identity"` AdamW.
 
     Use it as any torch optimizer of any model: `OrthoAdam(model, lr=1e-3)`, or with
-    `model.named_parameters()`, or groups with `module=model`. From names and the model it knows the
+    `model.named_parameters()`, or groups with `module=model`. From names it knows the
     residual stream's axis (see `wakeful.optim.axes`), and a checkpoint is refused where names
     differ; `plan()` tells what was decided. Where it is not known, a warning names the matrices.
     Parameters may be sharded (DTensor, as FSDP2 makes them).
@@ -157,9 +157,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new_parameters = [parameter for group in groups for parameter in group["params"]]
-        decisions = decide_axes(
-            parameters, self._axes, both_sides=self._both_sides, module=self._module
-        )
+        decisions = decide_axes(parameters, self._axes, both_sides=self._both_sides)
         if self._recipe.rotates:
             for parameter in new_parameters:
                 entry = self._rotated[parameter]
