@@ -90,7 +90,6 @@ def test_an_unknown_name_says_which_there_are(word, meant):
         ("neutreno(lam='0.4')", "neutreno: lam must be float"),
         ("neutreno(lam=True)", "neutreno: lam must be float"),
         ("neutreno(lam=1e999)", "neutreno: lam must be finite, got inf"),
-        ("dense(learned=0)", "dense: learned must be bool"),
         ("cla(2)", "cla: .*cla\\(2\\)"),
         ("cla(group=1, group=2)", "group is given twice"),
         ("then(parts=1)", "then"),

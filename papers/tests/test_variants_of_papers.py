@@ -19,6 +19,8 @@ from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES as OF_CORE
 from routes.reference import Model, differential, opening, own, sigmoid
 from wakeful.errors import WakefulError
+from wakeful.inheritance.blocks import inherit_blocks
+from wakeful.inheritance.layers import LayerMap, named_layers
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, build
 from wakeful_papers.depth import ManifoldHyperConnections, sinkhorn
@@ -176,7 +178,19 @@ def shared(what: str, c: int = 0) -> Callable:
     return U
 
 
+def dense(weights: Callable[[Model, int], list]) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        if n == 1:
+            return own(m, n)
+        mixed = sum(weights(m, n)[i - 1] * m.V[i] for i in range(1, n + 1))
+        return m.A(n) @ mixed
+
+    return U
+
+
 ROUTES: dict[str, Callable] = {
+    "wakeful_papers.routes:Dense": dense(lambda m, n: m.w[f"route.weights.{n - 1}"]),
+    "wakeful_papers.routes:Dense(learned=False)": dense(lambda m, n: [1 / n] * n),
     "wakeful_papers.routes:SharedKeys": shared("K"),
     "wakeful_papers.routes:SharedQueries": shared("Q"),
     "wakeful_papers.routes:SharedKeys(group=2)": shared("K", 2),
@@ -438,9 +452,19 @@ def test_every_variant_has_a_definition() -> None:
             "then(wakeful_papers.routes:SharedKeys, wakeful_papers.routes:KeyResidual)",
             "mixes the key of lay",
         ),
+        ("route", "wakeful_papers.routes:Dense(learned=False, vanilla_start=True)", "vanilla_st"),
         ("norm", "wakeful_papers.norms:GatedNorm(rank=0)", "rank must be at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(field: str, expression: str, message: str) -> None:
     with pytest.raises(WakefulError, match=message):
         Decoder(tiny_config(**{field: expression}))
+
+
+def test_dense_weights_follow_their_layers() -> None:
+    dense = tiny_decoder(route="wakeful_papers.routes:Dense")
+    heir = inherit_blocks(dense, named_layers([0, 2, 3], of=4))
+    expected = dense.route.get_parameter("weights.3")
+    assert torch.equal(heir.route.get_parameter("weights.2"), expected[[0, 2, 3]])
+    with pytest.raises(WakefulError, match="in their order and once each"):
+        inherit_blocks(dense, LayerMap((0, 1, 0, 1), "named"))

@@ -8,7 +8,7 @@ from wakeful.errors import WakefulError, did_you_mean
 
 NAMES: dict[str, tuple[str, ...]] = {
     "routes": (
-        "own", "cla", "dense", "differential", "gated", "neutreno", "on_layers", "output_gate",
+        "own", "cla", "differential", "gated", "neutreno", "on_layers", "output_gate",
         "resformer", "svformer", "then", "value_embedding",
     ),
     "depth": (

@@ -326,7 +326,6 @@ COMPILED_SLOWLY = [
     "gated",
     'resformer(mode="plus")',
     "svformer",
-    "dense",
     "cla",
 ]
 

@@ -110,8 +110,6 @@ def test_compensation_that_would_touch_other_layers_is_refused() -> None:
     [
         'resformer(mode="learnable")',
         'on_layers([1, 2], resformer(mode="learnable"))',
-        "dense",
-        'then(resformer(mode="learnable"), dense)',
     ],
 )
 def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> None:
@@ -128,7 +126,7 @@ def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> Non
 
 
 def test_an_heir_of_one_layer_has_no_later_layer_to_mix() -> None:
-    for route in ('resformer(mode="learnable")', "dense", "gated", "svformer", "neutreno"):
+    for route in ('resformer(mode="learnable")', "gated", "svformer", "neutreno"):
         heir = inherit_blocks(tiny_decoder(), first(1, of=4), route=route)
         assert torch.equal(heir(TOKENS), inherit_blocks(tiny_decoder(), first(1, of=4))(TOKENS))
 
@@ -252,13 +250,7 @@ def test_plus_keeps_every_kept_layers_weight() -> None:
         inherit_blocks(reference, TWICE)
 
 
-def test_dense_and_denseformer_weights_follow_their_layers() -> None:
-    dense = tiny_decoder(route="dense")
-    heir = inherit_blocks(dense, named_layers([0, 2, 3], of=4))
-    expected = dense.route.get_parameter("weights.3")
-    assert torch.equal(heir.route.get_parameter("weights.2"), expected[[0, 2, 3]])
-    with pytest.raises(WakefulError, match="in their order and once each"):
-        inherit_blocks(dense, TWICE)
+def test_denseformer_weights_follow_their_layers() -> None:
     former = tiny_decoder(depth="denseformer")
     smaller = inherit_blocks(former, first(2, of=4))
     assert torch.equal(

@@ -273,7 +273,12 @@ def test_groups() -> None:
 
 def test_our_decoders_coefficients_do_not_decay() -> None:
     config = ModelConfig(
-        vocab_size=9, width=32, mlp_width=40, num_layers=4, route="dense", depth="denseformer"
+        vocab_size=9,
+        width=32,
+        mlp_width=40,
+        num_layers=4,
+        route='resformer(mode="learnable")',
+        depth="denseformer",
     )
     decayed, kept = decay_groups(Decoder(config).named_parameters(), weight_decay=0.1)
     for name, parameter in decayed["params"]:

@@ -150,16 +150,6 @@ def plus(m: Model, n: int) -> tuple:
     return m.w["route.total"] * (e / e.sum())[n - 2], 0.5
 
 
-def dense(weights: Callable[[Model, int], list]) -> Callable:
-    def U(m: Model, n: int) -> Tensor:
-        if n == 1:
-            return own(m, n)
-        mixed = sum(weights(m, n)[i - 1] * m.V[i] for i in range(1, n + 1))
-        return m.A(n) @ mixed
-
-    return U
-
-
 def sigmoid(z: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-z))
 
@@ -287,8 +277,6 @@ ROUTES: dict[str, Callable] = {
     'resformer(mode="constant", scale=2.0)': weighted(lambda m, n: (2.0, 1.0), later),
     'resformer(mode="learnable")': weighted(lambda m, n: m.w["route.weights"][n - 2], later),
     'resformer(mode="plus")': weighted(plus, later),
-    "dense": dense(lambda m, n: m.w[f"route.weights.{n - 1}"]),
-    "dense(learned=False)": dense(lambda m, n: [1 / n] * n),
     "gated": gated,
     'gated(gate="relu")': gated_relu,
     'gated(gate="mix")': gated_mix,

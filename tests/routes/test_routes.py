@@ -72,9 +72,6 @@ def test_learned_weights_start_where_their_definition_says():
         "route.total": [6.0],
         "route.share": [0.0],
     }
-    third = pytest.approx([1 / 3] * 3)
-    dense = {"weights.1": [0.5] * 2, "weights.2": third, "weights.3": [0.25] * 4}
-    assert weights("dense") == dense
     gated = weights("gated(start=0.5)")
     assert gated["gates.1.bias"] == [0.5, 0.5]
     assert gated["gates.1.weight"] == [[0.0] * 16] * 2
@@ -90,7 +87,7 @@ def test_learned_weights_start_where_their_definition_says():
     assert list(dict(embedded.named_parameters())) == names
     vectors = Decoder(tiny_config(route="differential")).route.vectors
     assert 0.05 < vectors.std() < 0.15
-    for plain in ("own", "resformer", "dense(learned=False)", "neutreno", "svformer", "cla"):
+    for plain in ("own", "resformer", "neutreno", "svformer", "cla"):
         assert weights(plain) == {}
 
 
@@ -180,9 +177,7 @@ def test_resformer_caches_the_mixed_value():
         torch.testing.assert_close(kept, model.Vmixed[n][:, ::2], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "expression", ["own", "resformer", "svformer", "gated", "neutreno", "cla", "dense"]
-)
+@pytest.mark.parametrize("expression", ["own", "resformer", "svformer", "gated", "neutreno", "cla"])
 def test_rope_never_touches_values(expression):
     """The values that reach attention do not change when every angle does."""
     decoder = tiny_decoder(route=expression, num_layers=2)
@@ -203,7 +198,7 @@ def test_one_layer_needs_no_route():
     """A decoder of one layer has nothing earlier to look at; the acting routes fall away."""
     tokens = some_tokens(2, 5)
     vanilla = tiny_decoder(num_layers=1, noise=0)(tokens)
-    for expression in ("resformer", "neutreno", "gated", "dense", "svformer", "cla"):
+    for expression in ("resformer", "neutreno", "gated", "svformer", "cla"):
         found = tiny_decoder(num_layers=1, noise=0, route=expression)(tokens)
         assert torch.equal(found, vanilla), expression
 
@@ -222,7 +217,6 @@ REFUSED = {
     "then(svformer, resformer)": r"resformer mixes the value of layer 1.*borrows layer 0",
     "then(resformer, svformer)": r"resformer mixes the value of layer 1",
     "then(svformer, gated)": r"gated mixes the value of layer 1",
-    "then(svformer(anchors=[0, 2]), dense)": r"dense mixes the value of layer 1",
     "then(cla, resformer)": r"resformer mixes the value of layer 1",
     "then(svformer, value_embedding(every=1))": r"value_embedding.* mixes the value of layer 1",
     # Two owners for one projection.
@@ -236,7 +230,6 @@ REFUSED = {
     "then(differential, differential)": r"both replace the attention of layer 0",
     # A chain of borrowers, or a reading of what is not there.
     "then(cla(group=2), cla(group=3))": r"layer 3 would borrow its key from layer 2, which has",
-    "then(on_layers([1], svformer), on_layers([2], dense))": r"reads the value of layer 1, which",
     # Layers that are not there.
     "on_layers([4], resformer)": r"on_layers names the layers \[4\].*0 to 3",
     "on_layers(range(2, 9), resformer)": r"0 to 3",
@@ -278,7 +271,6 @@ REFUSED = {
     "on_layers('ab', resformer)": r"layer numbers from 0",
     'resformer(mode="nonsense")': r"mode must be 'identity' or .*, got 'nonsense'",
     "cla(group=0)": r"at least 1 layer",
-    "dense(learned=False, vanilla_start=True)": r"vanilla_start",
     "then()": r"at least one route",
     "then(3)": r"takes routes",
 }

@@ -19,7 +19,7 @@ CASES: dict[str, TomlTable] = {
     "svformer": {"model": {"route": "svformer", "normalizer": "softmax1(learned=True)"}},
     "neutreno": {"model": {"route": "neutreno", "tied": True, "num_kv_heads": 1},
                  "train": {"checkpoint_activations": True, "micro_batch_size": 1}},
-    "denseformer": {"model": {"route": "dense", "depth": "denseformer", "num_layers": 3},
+    "denseformer": {"model": {"route": "gated", "depth": "denseformer", "num_layers": 3},
                     "train": {"micro_batch_size": 1, "dtype": "float64"}},
     "hadamard": {"optimizer": {"name": "orthoadam"}},
     "haar": {"optimizer": {"name": "orthoadam", "rotation": "haar"}},

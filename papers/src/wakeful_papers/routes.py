@@ -5,7 +5,7 @@ The references of Value Residual Learning are written for comparison and not for
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -336,3 +336,80 @@ class SharedQueries(_Sharing):
     )
     neutral = "wakeful_papers.routes:SharedQueries(group=1)"
     shared = "query"
+
+
+class Dense(ValueRoute):
+    """`V'_n = Σ_{m≤n} λ_{n,m} V_m`, learned (Value Residual Learning, eq. 5 generalized, fig. 9).
+
+    With `learned=False` the weights stay at eq. 5's 1/n. Learned weights start there too, or at
+    the vanilla point `λ_{n,n} = 1`, `λ_{n,m<n} = 0` with `vanilla_start=True`.
+    """
+
+    examples = ("wakeful_papers.routes:Dense", "wakeful_papers.routes:Dense(learned=False)")
+    neutral = "wakeful_papers.routes:Dense(vanilla_start=True)"
+    mixes = frozenset({"value"})
+    from_second = True
+
+    def __init__(self, *, learned: bool = True, vanilla_start: bool = False) -> None:
+        super().__init__()
+        if vanilla_start and not learned:
+            raise WakefulError("dense: vanilla_start with learned=False would be the plain model")
+        self.learned = learned
+        self.vanilla_start = vanilla_start
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Create the weights of each layer's own and all earlier values, if they are learned."""
+        super().attach(shape, layers)
+        self.weights = nn.ParameterDict()
+        for layer in self.layers if self.learned else ():
+            start = torch.full((layer + 1,), 1.0 / (layer + 1))
+            if self.vanilla_start:
+                start = nn.functional.one_hot(torch.tensor(layer), layer + 1).float()
+            self.weights[str(layer)] = nn.Parameter(start)
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        """Weigh each layer's own values by 1 and earlier ones by 0, if weights are learned; return
+        what the route changes nevertheless, "" if nothing.
+        """
+        if not self.learned:
+            return super().start_plain()
+        for layer in self.layers:
+            self.weights[str(layer)].zero_()[layer] = 1.0
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        """Copy the weights of each layer n from layer `sources[n]` of the reference; values of new
+        layers (source −1) get the weight 0.
+
+        Raises:
+            WakefulError: layers are not in the reference's order, or one comes twice.
+        """
+        assert isinstance(reference, Dense)
+        if not self.learned:
+            return
+        inherited = [source for source in sources if source >= 0]
+        if inherited != sorted(set(inherited)):
+            raise WakefulError(
+                f"{self} weighs the layers before each: its blocks must be inherited in their "
+                f"order and once each, not as {list(sources)}"
+            )
+        for layer in self.layers:
+            if str(sources[layer]) not in reference.weights:  # new, or the reference's first
+                continue
+            source_weights = reference.weights[str(sources[layer])]
+            for earlier, source in enumerate(sources[: layer + 1]):
+                self.weights[str(layer)][earlier] = source_weights[source] if source >= 0 else 0.0
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset(Read("value", earlier) for earlier in range(layer))
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Replace the values by the weighted sum of them and all earlier layers'."""
+        values = [memory[Read("value", earlier)] for earlier in range(layer)] + [qkv.v]
+        if not self.learned:
+            return qkv._replace(v=sum(values[1:], start=values[0]) / len(values))
+        weights = self.weights[str(layer)].to(qkv.v.dtype).unbind()
+        terms = [weight * value for weight, value in zip(weights, values, strict=True)]
+        return qkv._replace(v=sum(terms[1:], start=terms[0]))

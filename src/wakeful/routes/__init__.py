@@ -17,7 +17,7 @@ from wakeful.routes.base import (
 from wakeful.routes.differential import Differential
 from wakeful.routes.gated import Gated
 from wakeful.routes.gates import OutputGate
-from wakeful.routes.residuals import Dense, NeuTRENO, ResFormer
+from wakeful.routes.residuals import NeuTRENO, ResFormer
 from wakeful.routes.sharing import CLA, SVFormer
 from wakeful.routes.value_embedding import ValueEmbedding
 
@@ -28,7 +28,6 @@ __all__ = [
     "QKV",
     "TOKENS",
     "Attend",
-    "Dense",
     "Differential",
     "Gated",
     "Memory",
