@@ -265,7 +265,7 @@ def test_no_module_is_imported_because_a_file_names_it(stranger, monkeypatch):
         lambda: Decoder(tiny_config(route=expression)),
         lambda: WakefulForCausalLM(WakefulConfig.of(tiny_config(route=expression))),
     ):
-        with pytest.raises(WakefulError, match="add --import stranger_module "):
+        with pytest.raises(WakefulError, match="add --import stranger_module"):
             attempt()
     assert not stranger.exists()
     monkeypatch.setenv("WAKEFUL_IMPORT", "another,stranger_module")

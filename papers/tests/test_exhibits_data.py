@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from helpers import tiny_decoder
-from tool import tool_of
 from wakeful.config.keywords import options_from
 from wakeful.config.model import ModelConfig
 from wakeful.config.reading import LENGTH
@@ -45,6 +44,8 @@ from wakeful_papers.heirs import Setting, baseline_of, last
 from wakeful_papers.reports.charts import DRAWINGS
 
 SCALES = ("tiny", "small", "paper")
+TWO_CORES = 40e9
+"""Operations a second that training reaches on two cores of a server, in float32, roughly."""
 RUNNABLE = [name for name in exhibit_names() if not exhibit(name).settings]
 PLAIN = {"loss", "perplexity", "excess_loss", "parameters", "cache_bytes", "tokens", "all_tokens",
          "steps_per_second", "step_milliseconds", "training_megabytes"}  # fmt: skip
@@ -590,7 +591,7 @@ def test_what_exhibits_share_is_counted_once() -> None:
 def test_all_exhibits_at_the_tiny_scale_take_less_than_two_and_a_half_hours_on_two_cores() -> None:
     """Attention is counted, of sequences of up to 2,000 tokens."""
     total = total_of(plan_of(exhibit(name), "tiny") for name in RUNNABLE)
-    assert total.operations / tool_of("presets").TWO_CORES < 2.5 * 3600
+    assert total.operations / TWO_CORES < 2.5 * 3600
 
 
 def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
