@@ -23,9 +23,8 @@ import torch
 
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import merge_over_preset, merge_tables
-from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful_papers.exhibits.size import run_size
+from wakeful_papers.exhibits.size import H100, run_size
 
 TOTAL = 25 * 60
 """Seconds of all steps together."""

@@ -15,7 +15,6 @@ from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
 from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import load_data
-from wakeful.device import H100
 from wakeful.errors import WakefulError
 from wakeful.inheritance.layers import first
 from wakeful.inheritance.options import InheritOptions
@@ -36,7 +35,7 @@ from wakeful_papers.exhibits.exhibit import (
 )
 from wakeful_papers.exhibits.figures import answer_name
 from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
-from wakeful_papers.exhibits.size import operations_of, parameters_of, run_size
+from wakeful_papers.exhibits.size import H100, operations_of, parameters_of, run_size
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
 from wakeful_papers.exhibits.total import CARDS, total_of
 from wakeful_papers.exhibits.tuning import Tuning

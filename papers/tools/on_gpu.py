@@ -37,13 +37,12 @@ import wakeful
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import merge_over_preset, merge_tables
 from wakeful.data.preparing import prepare
-from wakeful.device import H100
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import confidence_interval, format_interval, mean_and_error
 from wakeful.inheritance.outcome import read_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training.watching import logged_diagnosis
-from wakeful_papers.exhibits.size import run_size
+from wakeful_papers.exhibits.size import H100, run_size
 
 TOKENS_PER_STEP = 65_536
 VOCABULARY = 8_192

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wakeful.device import H100
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.size import H100
 from wakeful_papers.exhibits.total import Total, total_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reproduce.md"

@@ -485,10 +485,11 @@ def inherit(
         validation_text: Text to validate on. Empty: validation_fraction of the documents of the
             source.
         validation_fraction: Share of documents held out, chosen by a hash of their text.
-        steps: Optimizer steps of each round.
+        steps: Optimizer steps.
         batch_size: Sequences per step.
-        length: Tokens per sequence. 0: 256, or the reference's context where it is shorter.
-        eval_every: Steps between validations on all the text. 0: a fifth of the steps.
+        length: Tokens per sequence. Of an heir 0 means 256, or its reference's shorter context.
+        eval_every: Steps between evaluations of the full validation set. 0 means only at the
+            end; of an heir, every fifth of the steps.
         seed: Seed of the initial weights and of the data order.
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 ...
         dtype: Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights.

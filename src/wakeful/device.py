@@ -14,14 +14,6 @@ DTYPES = {
     "float32": torch.float32, "float64": torch.float64,
     "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
-PEAKS = {
-    "A100": 312e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H200 NVL": 835e12,
-    "H200": 989e12, "B200": 2250e12, "L40S": 362e12, "MI300X": 1307e12,
-}  # fmt: skip
-"""Peak dense bfloat16 operations per second of GPUs, from their data sheets, by a part of the
-GPU's name; the first entry that fits a name counts."""
-H100 = PEAKS["H100"] * 0.4
-"""Operations per second of one H100 in bfloat16, at two fifths of its peak."""
 
 
 def choose_device(name: str, *, field: str = "device") -> torch.device:
@@ -86,11 +78,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until a device has finished its queued work, so that a clock may be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def peak_operations(gpu: str) -> float | None:
-    """Return a GPU's peak bfloat16 operations per second by its name; None for an unknown GPU."""
-    return next((peak for part, peak in PEAKS.items() if part in gpu), None)
 
 
 def estimate_seconds(

@@ -55,7 +55,7 @@ class Options:
          "--part.n 4 needs --b or --names x: why; give that too"),
         (Forbids("a part.n", why="why"), Options(part=Part(n=4)),
          "--part.n 4: why; leave it out"),
-        (Excludes("a!=0.5", "names", "why"), Options(a=0.25, names=("y", "x")),
+        (Excludes("a", "names", "why"), Options(a=0.25, names=("y", "x")),
          "--a 0.25 and --names y x: why; leave out one of the two"),
     ],
 )  # fmt: skip

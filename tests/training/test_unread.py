@@ -14,16 +14,13 @@ from training.runs import tiny
 from training.test_loop import weights
 from wakeful.config.tables import TomlTable
 from wakeful.data.order import Batches
-from wakeful.device import peak_operations
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.runs.distributed import World
 from wakeful.runs.run import Run
 from wakeful.training import loop
-from wakeful.training.deferred import PendingSteps, prefetch
-from wakeful.training.loop import fastest_tokens, train_run
+from wakeful.training.deferred import prefetch
+from wakeful.training.loop import train_run
 from wakeful.training.setup import Training
-from wakeful.training.size import count_multiplied, operations_of
 
 
 def item(tensor: Tensor) -> Any:
@@ -102,34 +99,6 @@ def test_rows_and_weights_are_those_of_readings_at_every_step(text: Path, tmp_pa
         assert rows[0] == rows[1]
         assert [row["step"] for row in rows[0]] == list(range(1, 12))
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-
-
-def test_mfu_is_the_share_of_what_the_peaks_of_known_gpus_allow(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA B200": 2250e12}
-    assert {name: peak_operations(name) for name in names} == names
-    assert peak_operations("NVIDIA GeForce GTX 1080") is None
-    gpu, world = torch.device("cuda"), World(size=4)
-    name = ["NVIDIA H100 80GB HBM3"]
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name[0])
-    config = tiny(text, train={"dtype": "bfloat16"})
-    decoder = Decoder(config.model)
-    fastest = fastest_tokens(config, decoder, gpu, world)
-    operations = operations_of(config.model, count_multiplied(decoder), config.train.length)
-    assert fastest == 4 * 989e12 / operations
-    assert fastest_tokens(config, decoder, torch.device("cpu"), world) is None
-    assert fastest_tokens(tiny(text), decoder, gpu, world) is None
-    unread = PendingSteps(0, 0.0, fastest=1e9)
-    unread.begin()
-    unread.add(1, 0.1, 1000, torch.ones(()), torch.ones(()), None)
-    unread.read()
-    (row,) = unread.rows()
-    assert row.mfu == pytest.approx(row.tokens_per_second / 1e9, abs=1e-4)
-    decoder.embed.weight.requires_grad_(False)
-    assert fastest_tokens(config, decoder, gpu, world) is None
-    name[0] = "NVIDIA GeForce GTX 1080"
-    assert fastest_tokens(config, decoder.requires_grad_(True), gpu, world) is None
 
 
 def test_a_fault_between_readings_is_named_and_what_came_before_it_recorded(

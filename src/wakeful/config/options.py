@@ -11,7 +11,7 @@ import inspect
 import itertools
 import sys
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar
@@ -36,16 +36,6 @@ HowMuch = Annotated[T, Heading.MUCH]
 """Sizes, numbers of steps, time."""
 Where = Annotated[T, Heading.WHERE]
 """Folders, files and devices."""
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """Changes to the options of a part where it is used, annotated on the part's type."""
-
-    rare: tuple[str, ...] = ()
-    """Names of options that are rarely needed there."""
-    descriptions: tuple[tuple[str, str], ...] = ()
-    """Names of options, and descriptions that replace those in the source."""
 
 
 @dataclass(frozen=True)
@@ -105,46 +95,24 @@ def flag_name(name: str, *, negative: bool = False) -> str:
     return f"--{section}{dot}{'no_' * negative}{last}"
 
 
-def iterate_options(
-    options_class: type, default: Any = None, prefix: str = "", overrides: Overrides | None = None
-) -> Iterator[Option]:
+def iterate_options(options_class: type, default: Any = None, prefix: str = "") -> Iterator[Option]:
     """Yield the options of a dataclass and of its nested dataclasses, inherited fields last.
 
-    Defaults are those of `default`, an instance of the class, if given. `prefix` is the dotted path
-    of a nested dataclass, "" for an outer one; `overrides` replaces descriptions of options and
-    removes the headings of those that it calls rare.
+    Of a nested dataclass `default` is the instance with its defaults, and `prefix` its dotted path.
     """
     hints = typing.get_type_hints(options_class, include_extras=True)
     plain_types = typing.get_type_hints(options_class)
-    overrides = overrides or Overrides()
-    texts = field_descriptions(options_class) | dict(overrides.descriptions)
+    texts = field_descriptions(options_class)
     for entry in _sort_fields(options_class):
         name, kind = prefix + entry.name, plain_types[entry.name]
-        extras = getattr(hints[entry.name], "__metadata__", ())
         value = field_default(entry) if default is None else getattr(default, entry.name)
         if dataclasses.is_dataclass(kind):
             assert isinstance(kind, type)
-            nested = _nested_overrides(entry.name, extras, overrides)
-            yield from iterate_options(kind, value, f"{name}.", nested)
+            yield from iterate_options(kind, value, f"{name}.")
             continue
+        extras = getattr(hints[entry.name], "__metadata__", ())
         group = next((extra for extra in extras if isinstance(extra, Heading)), None)
-        group = None if entry.name in overrides.rare else group
         yield Option(name, kind, texts[entry.name], value, group)
-
-
-def _nested_overrides(part: str, extras: Iterable[Any], outer: Overrides) -> Overrides:
-    """Return the overrides of a nested dataclass in the field `part`.
-
-    They are those annotated on the field's type (`extras`), and the outer dataclass's descriptions
-    whose dotted names begin with the field's.
-    """
-    annotated = next((extra for extra in extras if isinstance(extra, Overrides)), Overrides())
-    inherited = [
-        (name.removeprefix(f"{part}."), text)
-        for name, text in outer.descriptions
-        if name.startswith(f"{part}.")
-    ]
-    return Overrides(annotated.rare, (*annotated.descriptions, *inherited))
 
 
 def field_descriptions(kind: type) -> dict[str, str]:

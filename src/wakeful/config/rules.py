@@ -1,8 +1,8 @@
 """Rules of options: ranges, and options that exclude, need or forbid others, with reasons.
 
 A class of options (`RuleChecked`) checks its rules when an instance is created. A condition is a
-dotted name, which holds if the field is not at its default; `name=value`, which holds if the field
-has that value, or it among several; or `name!=value`.
+dotted name, which holds if the field is not at its default, or `name=value`, which holds if the
+field has that value, or it among several.
 """
 
 import functools
@@ -144,38 +144,27 @@ def _flags_that_hold(options: Any, conditions: str) -> list[str]:
     """Return the flags, as a user would type them, of those conditions that hold for options.
 
     `conditions` are separated by spaces. A condition is a dotted name, which holds if that option
-    is not at its default, or "name=value" or "name!=value"; a tuple has a value if an element does.
+    is not at its default, or "name=value"; a tuple has a value if an element does.
     """
     flags: list[str] = []
     for condition in conditions.split():
-        name, sign, expected = _split_condition(condition)
+        name, sign, expected = condition.partition("=")
         value = operator.attrgetter(name)(options)
-        if not sign:
-            holds = value != _default_value(type(options), name)
-        else:
+        if sign:
             values = value if isinstance(value, tuple) else (value,)
-            has_value = expected in map(str, values)
-            holds = has_value if sign == "=" else not has_value
-        if holds:
-            # Only a condition "name=value" says the value that the option has.
-            actual = condition if sign == "=" else f"{name}={_format_value(value)}"
-            flags.append(_condition_flag(actual))
+            if expected in map(str, values):
+                flags.append(_condition_flag(condition))
+        elif value != _default_value(type(options), name):
+            flags.append(_condition_flag(f"{name}={_format_value(value)}"))
     return flags
 
 
-def _split_condition(condition: str) -> tuple[str, str, str]:
-    """Split "name=value" or "name!=value" into name, sign and value; a name alone has no sign."""
-    name, sign, value = condition.partition("=")
-    return name.removesuffix("!"), f"!{sign}" if name.endswith("!") else sign, value
-
-
 def _condition_flag(condition: str) -> str:
-    """Return a condition as a flag: "--tune 3", "--no_bos", or "--scheme not w4"."""
-    name, sign, value = _split_condition(condition)
-    if (sign, value) == ("=", "False"):
+    """Return a condition as a flag: "--tune 3" or "--no_bos"."""
+    name, _, value = condition.partition("=")
+    if value == "False":
         return flag_name(name, negative=True)
-    negation = "not " if sign == "!=" else ""
-    return f"{flag_name(name)} {negation}{value}".rstrip()
+    return f"{flag_name(name)} {value}".rstrip()
 
 
 def _format_value(value: Any) -> str:

@@ -192,7 +192,7 @@ class TrainConfig:
     micro_batch_size: int = 0
     """Sequences per forward pass; their gradients accumulate over a step. 0 means batch_size."""
     length: HowMuch[int] = 256
-    """Tokens per sequence."""
+    """Tokens per sequence. Of an heir 0 means 256, or its reference's shorter context."""
     seed: How[int] = 0
     """Seed of the initial weights and of the data order."""
     device: Where[str] = "auto"
@@ -209,7 +209,8 @@ class TrainConfig:
     """Steps between readings of the loss, each of which waits for the GPU; every step is logged.
     0: every step on a CPU, every tenth on a GPU."""
     eval_every: HowMuch[int] = 100
-    """Steps between evaluations of the full validation set. 0 means only at the end."""
+    """Steps between evaluations of the full validation set. 0 means only at the end; of an heir,
+    every fifth of the steps."""
     eval_batch_size: int = 16
     """Sequences per forward pass in an evaluation."""
     checkpoint_every: int = 200

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from wakeful.config.options import How, Overrides, What, Where
+from wakeful.config.options import How, What, Where
 from wakeful.config.reading import Bos, FigureOptions
 from wakeful.config.rules import AtLeast, Excludes, Forbids, Needs, Within
 from wakeful.config.schema import BridgeConfig, DataConfig, HealConfig, OptimizerConfig, TrainConfig
@@ -31,14 +31,6 @@ SHORT_NAMES: Mapping[str, str] = {
     "seed": "train.seed", "device": "train.device", "dtype": "train.dtype", "lr": "optimizer.lr",
 }  # fmt: skip
 """Short names of an inheritance's options."""
-_AUTOMATIC = (
-    ("steps", "Optimizer steps of each round."),
-    ("length", "Tokens per sequence. 0: 256, or the reference's context where it is shorter."),
-    ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
-)  # fmt: skip
-"""Meanings of training's options here."""
-
-
 _IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
 """Second fields that a short name sets, unless given: to its value divided by a number."""
 
@@ -123,13 +115,11 @@ class InheritOptions(FigureOptions):
     """Defaults: our own, or a paper's. inheritune copies the first layers, trains on the text, and
     adds two layers of the reference per round until its loss is reached. Other options overrule
     these."""
-    data: Annotated[DataConfig, Overrides(("tokenizer", "vocab_size", "max_bytes"))] = field(
-        default_factory=lambda: DataConfig(validation_fraction=0.005)
-    )
-    optimizer: Annotated[OptimizerConfig, Overrides(("name", "warmup_steps"))] = field(
+    data: DataConfig = field(default_factory=lambda: DataConfig(validation_fraction=0.005))
+    optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
-    train: Annotated[TrainConfig, Overrides(("dtype", "eval_every"), _AUTOMATIC)] = field(
+    train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
             steps=500, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,

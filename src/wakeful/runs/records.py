@@ -72,8 +72,6 @@ class StepRow:
     seconds: float
     """Of training so far."""
     tokens_per_second: float
-    mfu: float | None = None
-    """On GPUs whose peak is known: the share of it that the model's own arithmetic takes."""
     excess_loss: float | None = None
     """Of a task: the loss above the task's own on the same tokens."""
 

@@ -32,10 +32,8 @@ class Display:
     def begin(self, done: int, total: int, description: str) -> None:
         """Announce `total` training steps, `done` of them finished."""
 
-    def step(
-        self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
-    ) -> None:
-        """Report a finished training step; `mfu` is its share of the devices' peak FLOP/s."""
+    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
+        """Report a finished training step."""
 
     def note(self, text: str) -> None:
         """Print one line."""
@@ -59,10 +57,6 @@ DisplayFactory = Callable[[str], AbstractContextManager[Display]]
 """Function that returns the display of the work with this name."""
 
 
-def _format_mfu(mfu: float | None) -> str:
-    return "" if mfu is None else f", MFU {mfu:.1%}"
-
-
 class ProgressBars(Display):
     """A progress bar for each kind of work, with its figures and the time left."""
 
@@ -74,12 +68,9 @@ class ProgressBars(Display):
         self.note(f"{self._name}: {description}")
         self._update_bar(self._name, done, total, f"{done}/{total}")
 
-    def step(
-        self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
-    ) -> None:
+    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
         """Move the bar of training to a finished step, with its loss and speed."""
         text = f"{done}/{total}  loss {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
-        text += _format_mfu(mfu)
         self._update_bar(self._name, done, total, text)
 
     def note(self, text: str) -> None:
@@ -113,15 +104,13 @@ class ProgressLines(Display):
         self._starts[self._name] = (time.monotonic(), done)
         self.note(f"{self._name}: {description}")
 
-    def step(
-        self, done: int, total: int, loss: float, tokens_per_second: float, mfu: float | None = None
-    ) -> None:
+    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
         """Print a finished training step, with its loss, speed and the time left, if it is time."""
         if self._is_line_due(self._name, done, total):
             time_left = self._time_left(self._name, done, total)
             self.note(
                 f"{self._name}: step {done}/{total}  loss {loss:.3f}  "
-                f"{tokens_per_second:,.0f} tokens/s{_format_mfu(mfu)}{time_left}"
+                f"{tokens_per_second:,.0f} tokens/s{time_left}"
             )
 
     def note(self, text: str) -> None:

@@ -58,12 +58,8 @@ class Fault(NamedTuple):
 class PendingSteps:
     """Steps whose losses are still on the device, and the time they take together."""
 
-    def __init__(self, tokens: int, seconds: float, fastest: float | None = None) -> None:
-        """Begin after `tokens` and `seconds` of training.
-
-        `fastest` is the tokens per second at the devices' peak, where it is known.
-        """
-        self.fastest = fastest
+    def __init__(self, tokens: int, seconds: float) -> None:
+        """Begin after `tokens` and `seconds` of training."""
         self.tokens = tokens
         self.seconds = seconds
         self._tokens_in_rows = tokens
@@ -134,7 +130,6 @@ class PendingSteps:
                     tokens=pending.tokens,
                     seconds=round(self.seconds, 4),
                     tokens_per_second=round(speed, 1),
-                    mfu=None if self.fastest is None else round(speed / self.fastest, 4),
                     excess_loss=excess,
                 )
             )

@@ -17,7 +17,6 @@ from wakeful.config.tables import to_table
 from wakeful.data.base import Data
 from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.device import peak_operations
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import set_rate, warmup_cosine
@@ -40,7 +39,6 @@ from wakeful.training.events import event_writer
 from wakeful.training.finishing import finish_run, forget_peak
 from wakeful.training.parallel import choose_own_device
 from wakeful.training.setup import Training, admit_parts, check_parts, resolve_config
-from wakeful.training.size import count_multiplied, operations_of
 from wakeful.training.validation import optimal_loss, validate
 from wakeful.training.watching import record_diagnosis
 
@@ -238,8 +236,7 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
     decoder, optimizer, first = training.decoder, training.optimizer, progress.step
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     log_every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
-    fastest = fastest_tokens(config, decoder, device, world)
-    pending = PendingSteps(progress.tokens, progress.seconds, fastest)
+    pending = PendingSteps(progress.tokens, progress.seconds)
     batches = prefetch(training.batches, range(first, settings.steps), device)
     decoder.train()
     _announce_run(training, first)
@@ -279,9 +276,7 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
         if reads or fault is not None:
             for row in pending.rows():
                 training.record(row)
-                training.show.step(
-                    row.step, settings.steps, row.loss, row.tokens_per_second, row.mfu
-                )
+                training.show.step(row.step, settings.steps, row.loss, row.tokens_per_second)
         if fault is not None:
             raise _divergence_error(training, fault)
 
@@ -337,24 +332,6 @@ def _optimizer_step(optimizer: torch.optim.Optimizer, pending: PendingSteps) -> 
 def _is_due(step: int, every: int) -> bool:
     """Return whether work due every `every` steps, 0 for never, is due after this step."""
     return every > 0 and step % every == 0
-
-
-def fastest_tokens(
-    config: Config, decoder: Decoder, device: torch.device, world: World
-) -> float | None:
-    """Return the tokens per second that the GPUs' peaks would allow, the denominator of MFU.
-
-    It is of the model's own arithmetic (`operations_of`) in bfloat16: a teacher's, an optimizer's
-    and recomputed activations are not counted. None where it is unknown: on other devices, in
-    float32, and where some weights are not trained.
-    """
-    if device.type != "cuda" or config.train.dtype != "bfloat16":
-        return None
-    peak = peak_operations(torch.cuda.get_device_name(device))
-    if peak is None or not all(weight.requires_grad for weight in decoder.parameters()):
-        return None
-    operations = operations_of(decoder.config, count_multiplied(decoder), config.train.length)
-    return peak * world.size / operations
 
 
 def _announce_run(training: Training, first: int) -> None:

@@ -11,9 +11,10 @@ from wakeful.config.schema import Config
 from wakeful.data.tasks import task_of
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.training.size import operations_of as training_operations
 from wakeful.variants.roles import role_of
 
+H100 = 0.4 * 989e12
+"""Operations per second of one H100 in bfloat16, at two fifths of its peak."""
 BYTES_A_PARAMETER = 16
 """Bytes per parameter in training: weight, gradient and two moments in float32."""
 BYTES_A_WEIGHT = 4
@@ -63,10 +64,23 @@ def parameters_of(model: ModelConfig) -> int:
 
 
 def operations_of(model: ModelConfig, length: int) -> float:
-    """Return the floating-point operations of training a decoder on one token, without making its
-    weights.
+    """Return the floating-point operations of training a decoder on one token.
+
+    They are 6 for each parameter of a matrix product, 2 forward and 4 backward. Causal attention
+    adds 6 L H d a layer, with H heads of d channels and rows of L = `length` tokens: a query meets
+    L / 2 keys in the mean, each costs 2 H d in the logits and 2 H d in the output, and the backward
+    pass takes twice the forward one. In a window of w tokens the mean is w (1 − w / 2 L) keys. What
+    else a route, a norm or an optimizer computes is not counted. It is the arithmetic of
+    docs/distributed.md.
     """
-    return training_operations(model, _count_parameters(model)[1], length)
+    shape = model.shape
+    keys_per_query = 0.0  # the mean over queries, summed over layers
+    for layer in range(model.num_layers):
+        local = model.window if layer in model.local_layers else 0
+        window = min(local or length, length)
+        keys_per_query += window * (1 - window / (2 * length))
+    attention = 12.0 * keys_per_query * shape.num_heads * shape.head_width
+    return 6.0 * _count_parameters(model)[1] + attention
 
 
 class _Sketch(Decoder):

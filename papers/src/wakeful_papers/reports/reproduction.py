@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import get_args
 
 from wakeful.config.schema import config_to_toml
-from wakeful.device import H100
 from wakeful.estimates import format_estimate, mean_and_error, round_to_error
 from wakeful.reports.value import (
     BulletList,
@@ -30,6 +29,7 @@ from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import Exhibit
 from wakeful_papers.exhibits.judge import Fate, Grounds, Verdict
 from wakeful_papers.exhibits.plan import Plan
+from wakeful_papers.exhibits.size import H100
 from wakeful_papers.exhibits.total import total_of
 from wakeful_papers.reports.charts import drawn, named, values_of
 

@@ -19,7 +19,7 @@ from wakeful.config.keywords import options_from
 from wakeful.config.reading import LENGTH, FigureFormat
 from wakeful.config.tables import to_table
 from wakeful.data.tokens import is_prepared
-from wakeful.device import H100, choose_device, estimate_seconds, free_memory
+from wakeful.device import choose_device, estimate_seconds, free_memory
 from wakeful.errors import Interrupted, WakefulError, did_you_mean
 from wakeful.evaluation.options import EvaluateOptions
 from wakeful.evaluation.task_set import read_tasks
@@ -44,6 +44,7 @@ from wakeful_papers.exhibits.exhibit import (
 from wakeful_papers.exhibits.judge import Judged
 from wakeful_papers.exhibits.judge import verdicts as judged
 from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.size import H100
 from wakeful_papers.exhibits.total import Total, total_of
 from wakeful_papers.options import ReproduceOptions
 from wakeful_papers.reports.claims import claims_report
