@@ -7,7 +7,7 @@ from floors import House
 PAPERS = House(
     Path(__file__).parent.parent / "src" / "wakeful_papers",
     (
-        ("depth", "heirs", "norms", "probes", "routes"),
+        ("depth", "heirs", "normalizers", "norms", "probes", "routes"),
         ("options", "exhibits"),
         ("reports",),
         ("verbs",),

@@ -1,4 +1,4 @@
-"""The papers' routes, depth mixes and norms: plain definitions, and what every variant owes."""
+"""The papers' own variants: their plain definitions, and what every variant owes."""
 
 import importlib.util
 import math
@@ -13,6 +13,7 @@ from torch import Tensor
 
 import helpers
 import wakeful_papers.depth
+import wakeful_papers.normalizers
 import wakeful_papers.norms
 import wakeful_papers.routes
 from helpers import some_tokens, tiny_config, tiny_decoder
@@ -21,12 +22,15 @@ from routes.reference import Model, differential, opening, own, sigmoid
 from wakeful.errors import WakefulError
 from wakeful.inheritance.blocks import inherit_blocks
 from wakeful.inheritance.layers import LayerMap, named_layers
+from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, build
 from wakeful_papers.depth import ManifoldHyperConnections, sinkhorn
+from wakeful_papers.normalizers import ClippedSoftmax
 
 PLACES = {
-    "routes": wakeful_papers.routes, "depth": wakeful_papers.depth, "norms": wakeful_papers.norms
+    "routes": wakeful_papers.routes, "depth": wakeful_papers.depth,
+    "normalizers": wakeful_papers.normalizers, "norms": wakeful_papers.norms,
 }  # fmt: skip
 KINDS = [
     (folder, kind)
@@ -430,8 +434,64 @@ def test_residual_gates_are_those_of_a_released_model() -> None:
         torch.testing.assert_close(found, module(x, out))
 
 
+# ------------------------------------------------------------------------ normalizers
+
+
+def clipped(gamma: float, eta: float) -> Callable:
+    def weigh(x: Tensor) -> Tensor:
+        p = torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
+        return torch.minimum(torch.relu((eta - gamma) * p + gamma), torch.ones_like(p))
+
+    return weigh
+
+
+WEIGHTS: dict[str, Callable] = {
+    "wakeful_papers.normalizers:ClippedSoftmax": clipped(-0.03, 1.0),
+    "wakeful_papers.normalizers:ClippedSoftmax(gamma=-0.2, eta=1.4)": clipped(-0.2, 1.4),
+}
+
+
+@pytest.mark.parametrize("expression", [*WEIGHTS, "wakeful_papers.normalizers:QuerySink"])
+def test_a_normalizer_is_its_definition(expression: str) -> None:
+    decoder = tiny_decoder(normalizer=expression)
+    tokens = some_tokens(2, 11)
+    model = Model(decoder, tokens)
+    model.weigh = WEIGHTS.get(expression)
+    if model.weigh is None:
+
+        def log_sink(n: int) -> Tensor:
+            weight = model.w[f"blocks.{n - 1}.attention.dot.normalizer.sinks.weight"]
+            return (model.h[n] @ weight.T).transpose(1, 2)
+
+        model.log_sink = log_sink
+    torch.testing.assert_close(decoder(tokens), model.logits(OF_CORE["own"]), rtol=0, atol=1e-12)
+
+
+def test_a_query_s_sink_is_a_released_model_s() -> None:
+    inkling = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")
+    q, k, v = (torch.randn(2, 7, heads, 8) for heads in (4, 2, 2))
+    sinks = torch.randn(2, 7, 4)
+    mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1).bool(), -math.inf)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    theirs, _ = inkling.eager_attention_forward(
+        module, *(heads.transpose(1, 2) for heads in (q, k, v)), mask, 0.3,
+        sinks=sinks.transpose(1, 2).unsqueeze(-1),
+    )  # fmt: skip
+    ours = attend(q, k, v, scale=0.3, sink=sinks)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_clipped_weights_reach_zero_and_one() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.17, 0.03], dtype=torch.float64).log().expand(1, 4, 1, 4)
+    weights = ClippedSoftmax(gamma=-0.05, eta=2.1).weights(logits)[0, 0, 0]
+    expected = torch.tensor([1.0, 0.595, 0.3155, 0.0145], dtype=torch.float64)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
+    assert ClippedSoftmax(gamma=-0.07).weights(logits)[0, 0, 0, 3] == 0
+
+
 def test_every_variant_has_a_definition() -> None:
-    defined = " ".join([*ROUTES, *DEPTHS, *READS])
+    defined = " ".join([*ROUTES, *DEPTHS, *READS, *WEIGHTS, "normalizers:QuerySink"])
     missing = {kind.__name__ for folder, kind in KINDS if folder != "norms"}
     assert not {name for name in missing if f":{name}" not in defined}
 
@@ -453,6 +513,8 @@ def test_every_variant_has_a_definition() -> None:
             "mixes the key of lay",
         ),
         ("route", "wakeful_papers.routes:Dense(learned=False, vanilla_start=True)", "vanilla_st"),
+        ("normalizer", "wakeful_papers.normalizers:ClippedSoftmax(gamma=0.1)", "gamma must be at"),
+        ("normalizer", "wakeful_papers.normalizers:ClippedSoftmax(eta=0.9)", "eta at least 1"),
         ("norm", "wakeful_papers.norms:GatedNorm(rank=0)", "rank must be at least 1"),
     ],
 )

@@ -15,7 +15,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "residual", "denseformer", "hyper_connections", "mudd",
     ),
     "normalizers": (
-        "softmax", "clipped_softmax", "query_sink", "relu", "sigmoid", "softcap", "softmax1",
+        "softmax", "relu", "sigmoid", "softcap", "softmax1",
         "softpick",
     ),
     "norms": ("rmsnorm", "rmsnorm_single", "layernorm", "layernorm_scaling"),

@@ -48,7 +48,7 @@ EXPORTED = [
         "norm": "rmsnorm_single", "depth": "mudd",
     },
     {
-        "route": "differential", "normalizer": "clipped_softmax",
+        "route": "differential", "normalizer": "relu",
         "depth": "hyper_connections(streams=3, dynamic=False)",
     },
     {"route": 'gated(gate="relu", channels=5)', "depth": "hyper_connections"},
@@ -135,7 +135,7 @@ def test_ours_and_models_of_rivals_compile_whole():
         ALL,
         {"depth": "hyper_connections", "norm": "rmsnorm_single"},
         {
-            "route": route, "normalizer": "clipped_softmax",
+            "route": route, "normalizer": "relu",
             "depth": "mudd", "norm": "layernorm_scaling",
         },
     ]  # fmt: skip
@@ -432,16 +432,11 @@ def clipped(x):
     return (1.06 * torch.exp(x) / torch.exp(x).sum(-1, keepdim=True) - 0.03).clamp(0, 1)
 
 
-def clipped_softmax(x):
-    return (1.03 * torch.exp(x) / torch.exp(x).sum(-1, keepdim=True) - 0.03).clamp(0, 1)
-
-
 WEIGHTS = {
     "sigmoid": sigmoid,
     "relu": relu,
     "relu(length=16)": relu_of_length,
     "softpick": softpick,
-    "clipped_softmax": clipped_softmax,
     "clipped": clipped,
 }
 

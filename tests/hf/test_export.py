@@ -94,7 +94,7 @@ OWN = {name: VARIANTS[name] for name in ("learned sink", "no positions", "odd pa
     "a part of every kind": {
         "route": "then(value_embedding, output_gate)",
         "depth": "mudd",
-        "normalizer": "clipped_softmax",
+        "normalizer": "softpick",
         "norm": "layernorm_scaling",
         "placement": "peri",
     },

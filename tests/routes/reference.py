@@ -343,14 +343,6 @@ DEPTHS: dict[str, Callable] = {
 # ------------------------------------------------------------------------- normalizers
 
 
-def clipped(gamma: float, eta: float) -> Callable:
-    def weigh(x: Tensor) -> Tensor:
-        p = torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
-        return torch.minimum(torch.relu((eta - gamma) * p + gamma), torch.ones_like(p))
-
-    return weigh
-
-
 def softpick(eps: float) -> Callable:
     def weigh(x: Tensor) -> Tensor:
         above = torch.exp(x) - 1
@@ -370,8 +362,6 @@ def softcap(cap: float) -> Callable:
 
 WEIGHTS: dict[str, Callable] = {
     "relu": lambda x: x.clamp_min(0) / x.isfinite().sum(-1, keepdim=True),
-    "clipped_softmax": clipped(-0.03, 1.0),
-    "clipped_softmax(gamma=-0.2, eta=1.4)": clipped(-0.2, 1.4),
     "softpick": softpick(1e-6),
     "softpick(eps=4.0)": softpick(4.0),
     "softcap": softcap(50.0),
@@ -387,10 +377,5 @@ SINKS: dict[str, Callable] = {
     "softmax1(start=0.7)": lambda m: lambda n: torch.full((m.H,), 0.7).double(),
     "softmax1(learned=True)": lambda m: (
         lambda n: m.w[f"blocks.{n - 1}.attention.dot.normalizer.log_sinks"]
-    ),
-    "query_sink": lambda m: (
-        lambda n: (
-            m.h[n] @ m.w[f"blocks.{n - 1}.attention.dot.normalizer.sinks.weight"].T
-        ).transpose(1, 2)
     ),
 }

@@ -31,7 +31,7 @@ from wakeful.config.tables import (
 )
 from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
-from wakeful_papers import depth, norms, routes  # noqa: F401  # exhibits name their classes
+from wakeful_papers import depth, normalizers, norms, routes  # noqa: F401  # exhibits name their classes
 from wakeful_papers.exhibits.exhibit import (
     ALIKE,
     ALIKE_LABELS,
