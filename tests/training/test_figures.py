@@ -129,11 +129,11 @@ def test_options_are_for_all_rows(
     body = config_to_toml(tiny(text, train={"steps": 4})).split("\n", 1)[1]
     file.write_text(body + "[variants.vanilla]\n[variants.sgd]\noptimizer.name = 'torch.optim:SGD'")
     out = tmp_path / "out"
-    options = ["compare", str(file), "--out", str(out), "--train.steps", "2"]
-    assert main(options) == 0
+    options = ["compare", str(file), "--train.steps", "2", "--out"]
+    assert main([*options, str(out)]) == 0
     sgd, vanilla = (Run.open(out / name / "seed-0").config for name in ("sgd", "vanilla"))
     assert (vanilla.train.steps, sgd.train.steps) == (2, 2)
-    assert main([*options, "--optimizer.name", "muon", "--out", str(tmp_path / "no")]) == 1
+    assert main([*options, str(tmp_path / "no"), "--optimizer.name", "muon"]) == 1
     assert "--optimizer.name is for all variants, and they differ in it" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 

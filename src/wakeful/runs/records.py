@@ -144,7 +144,7 @@ MetricsRow = TypeVar("MetricsRow", StepRow, ValidationRow)
 def data_facts(data: Data) -> DataFacts:
     """Return the hashes of the text, its split and its tokenizer."""
     facts = {
-        "source": data.info["source"],
+        "source": data.info.get("source"),
         "corpus_sha256": data.corpus_sha256,
         "tokenizer": data.tokenizer.fingerprint,
         "train_tokens": data.info["splits"]["train"]["tokens"],
