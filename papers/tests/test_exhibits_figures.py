@@ -51,7 +51,7 @@ def test_the_curve_of_stages_goes_on_from_one_to_the_next(
 def test_an_arm_is_seen_with_the_tokens_of_earlier_rounds() -> None:
     arm = Arm(
         arm="heir-4", heir=True, summary="", runs=(), depth=4, layers=(0, 1, 2, 3), steps=4,
-        tokens=10, seconds=1.0, all_steps=12, all_tokens=30, all_seconds=3.0, parameters=7,
+        tokens=10, seconds=1.0, all_steps=12, all_tokens=30, parameters=7, cache_bytes_per_token=8,
         loss=3.0, standard_error=0.1, start_loss=4.0, minus_heir=0.0, minus_heir_error=None,
         minus_reference=0.0, minus_reference_error=0.1, parity=False, curve=(),
     )  # fmt: skip

@@ -129,7 +129,7 @@ def inheritance(folder: Path) -> Path:
         return Arm(
             arm=name, heir=name == "heir-2", summary="the first layers", runs=(name,), depth=2,
             layers=(0, 1), steps=2, tokens=512, seconds=3.0, all_steps=2, all_tokens=512,
-            all_seconds=3.0, parameters=1000, cache_bytes_per_token=32, loss=loss,
+            parameters=1000, cache_bytes_per_token=32, loss=loss,
             standard_error=0.021, start_loss=5.0, minus_reference=loss - 3.0,
             minus_reference_error=0.012, parity=False, curve=tuple(points), **more,
         )  # fmt: skip

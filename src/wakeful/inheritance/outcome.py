@@ -37,8 +37,8 @@ class PartLoss:
     standard_error: float | None
     minus_reference: float
     minus_reference_error: float | None
-    windows: int = 0
-    """Number of windows behind the errors; 0 where an earlier version wrote it."""
+    windows: int
+    """Number of windows behind the errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,8 @@ class Arm:
     tokens: int
     seconds: float
     all_steps: int
-    """Steps with those of earlier rounds of growth; tokens and seconds likewise."""
+    """Steps with those of earlier rounds of growth; tokens likewise."""
     all_tokens: int
-    all_seconds: float
     parameters: int
     cache_bytes_per_token: int | float
     loss: float
@@ -185,7 +184,6 @@ def compare_arms(
                 seconds=sum(finished.summary.seconds for finished in stages),
                 all_steps=sum(finished.stage.steps for finished in all_stages),
                 all_tokens=sum(finished.summary.tokens for finished in all_stages),
-                all_seconds=sum(finished.summary.seconds for finished in all_stages),
                 parameters=final.summary.parameters.total,
                 cache_bytes_per_token=final.summary.kv_cache_bytes_per_token,
                 loss=validation.loss,
