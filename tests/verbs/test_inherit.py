@@ -339,9 +339,10 @@ def test_a_mixture_heals_an_heir_on_text_and_on_prepared_data(
     folder = Path(domains[0].source)
     assert main(["inherit", "--resume", str(out)]) == 0
     assert read_inheritance(out)[0].arms[1].loss == summary.arms[1].loss
+    (text / "000.txt").touch()  # another text by its date, and what was prepared is gone
     shutil.rmtree(folder)
     Run(out).set_status("stopped")
-    assert "the prepared text" in fails(capsys, "inherit", "--resume", str(out))
+    assert "was started on different text" in fails(capsys, "inherit", "--resume", str(out))
     other = tmp_path / "other"
     prepare_data(str(text), tokenizer=None, vocab_size=290, cache_dir=other)
     (folder,) = (other / "data").iterdir()

@@ -1,4 +1,4 @@
-"""The outcome of a recipe: losses, size and speed side by side, as summary.json has them."""
+"""The outcome of a recipe: losses and sizes side by side, as summary.json has them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -47,7 +47,7 @@ class Inheritance(StoredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json: the recipe, losses, sizes and speeds; inherit.json without training."""
+        """summary.json: the recipe, losses and sizes; inherit.json without training."""
         return to_table(self._read) if self.untrained is None else self.untrained.summary
 
     @property

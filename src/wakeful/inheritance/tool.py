@@ -58,6 +58,7 @@ class InheritancePlan:
 
     command: str
     """The command line that repeats the inheritance."""
+    options: InheritOptions
     agreement: str
     """Difference of the reference as our decoder to Transformers' model; "" of our own models."""
 
@@ -109,7 +110,7 @@ def inherit(
                 raise WakefulError("--heal.by none is for one process: leave out torchrun")
         if reference is None:
             out = Path(options.resume)
-            job = _reopen(out, display)
+            job = _reopen(out, display, world)
         else:
             name = Path(source_name(reference)).name.removesuffix(".gguf")
             out = Path(options.out or f"runs/inherit-{name}")
@@ -122,7 +123,7 @@ def inherit(
                 job = world.leader_first(lambda: new_job)  # then the others read the text
             else:
                 world.meet()  # while the first plans
-                job = _reopen(out, display)
+                job = _reopen(out, display, world)
         job.carry_out(display, world, options.figures)
     return Inheritance(job.run.path, job.run.path / "report.html")
 
@@ -250,6 +251,7 @@ class _Request:
             new.write_json("environment.json", environment(device, self.world.size))
             plan = InheritancePlan(
                 command=format_command_line("inherit", prepared.options, recipe.reference),
+                options=prepared.options,
                 agreement=str(reference.agreement or ""),
             )
             new.write_json("plan.json", plan)
@@ -332,11 +334,11 @@ def _fill_from_reference(options: InheritOptions, reference: Model) -> InheritOp
     return dataclasses.replace(options, train=train, data=data)
 
 
-def _reopen(out: Path, display: DisplayFactory) -> _Job:
+def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
     """Read an inheritance's folder again, with its reference and its text.
 
     Raises:
-        WakefulError: it is no inheritance, or the prepared text is gone.
+        WakefulError: it is no inheritance, or the prepared text is gone and the text has changed.
     """
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
@@ -346,11 +348,14 @@ def _reopen(out: Path, display: DisplayFactory) -> _Job:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
-    data = reopen_data(recipe.data)
-    if data is None:
+        # On another machine, or without the cache, the text is prepared again.
+        data = world.leader_first(
+            lambda: reopen_data(recipe.data) or prepare_text(plan.options, reference, show)
+        )
+    if data.prepared_source != recipe.data.source:
         raise WakefulError(
-            f"the prepared text of {out} is gone from {recipe.data.source}: start again in a new "
-            "folder"
+            f"{out} was started on different text than {plan.options.data.source} now holds: "
+            "restore the text, or start again in a new folder"
         )
     windows = read_windows(run.path / "reference.parquet")
     return _Job(run, recipe, plan, reference, data, windows)
