@@ -175,8 +175,6 @@ def test_options_are_checked_by_name_and_value(llama: Path) -> None:
         ({"length": 1}, "at least 2"),
         ({"length": "16"}, "length must be a whole number"),
         ({"data": "b"}, "no option 'data'"),
-        ({"heads": 99, "length": 8}, "heads has 99, and llama has the heads 0 to 3"),
-        ({"heads": [-1], "length": 8}, "heads has -1, and llama has the heads 0 to 3"),
         ({"bos": "maybe"}, "bos must be one of auto, on, off"),
     ):
         with pytest.raises(wakeful.WakefulError, match=message):

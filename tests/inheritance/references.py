@@ -1,5 +1,6 @@
 """A small trained reference, for the tests of recipes and of the verb."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,18 @@ from wakeful.training.loop import train_run
 
 SMALL = ["--length", "16", "--batch_size", "8", "--validation_fraction", "0.02",
          "--device", "cpu"]  # fmt: skip
+
+
+def once(arguments: Iterable[str]) -> list[str]:
+    """Return a command's words with the last of each option alone, in place of the earlier ones."""
+    options: dict[str, list[str]] = {}
+    name = ""  # of what stands before all options
+    for word in arguments:
+        if word.startswith("--"):
+            name = word
+            options[name] = []
+        options.setdefault(name, []).append(word)
+    return [word for words in options.values() for word in words]
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 import wakeful
+from inheritance.references import once
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
 from wakeful.curing.search import Candidate, CureChoice, FormatTrial, Proof, SearchTexts
@@ -401,8 +402,8 @@ def test_bad_sinks(
     options: list[str], word: str,
 ) -> None:  # fmt: skip
     out = tmp_path / "cured"
-    line = fails(capsys, str(ended), "--text", words, "--out", str(out), *READ, *options)
-    assert word in line
+    command = once([str(ended), "--text", words, "--out", str(out), *READ, *options])
+    assert word in fails(capsys, *command)
     assert not out.exists()
 
 

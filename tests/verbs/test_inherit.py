@@ -23,10 +23,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from inheritance.references import SMALL, reference, text, trained
-from test_cli import fails
+from inheritance.references import SMALL, once, reference, text, trained
+from test_cli import fails as command_fails
 from training.runs import tiny
-from wakeful.cli import main
+from wakeful.cli import main as run_command
 from wakeful.config.keywords import options_from
 from wakeful.config.schema import TrainConfig
 from wakeful.config.tables import to_table
@@ -56,6 +56,15 @@ from wakeful.training.loop import train_run
 from wakeful.training.validation import mean_loss
 
 __all__ = ["reference", "text", "trained"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command; an option that is repeated counts as it was given last."""
+    return run_command(once(arguments))
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    return command_fails(capsys, *once(arguments))
 
 
 @pytest.fixture
