@@ -29,7 +29,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def config_of(kind: str, source: str, **data: object) -> Config:
-    kept = {} if kind == "task" else {"keep_overlap": True}
+    kept = {"keep_overlap": True} if kind in ("text", "mixture") else {}
     return tiny(Path(), data={"source": source, **kept, **data})
 
 

@@ -44,7 +44,7 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_single_layer_that_is_lazy_cannot_be_left_out() -> None:
-    found = diagnosis("made", layers=1, pictured=0)
+    found = diagnosis("made", layers=1)
     lazy = pl.when(pl.col("metric") == "lazy").then(1.0).otherwise("value")
     said = findings(replace(found, rows=found.rows.with_columns(value=lazy)))[1].text
     assert "1 of 1 layers are lazy (0)" in said
