@@ -62,11 +62,11 @@ def validation_curve(run: TrainedRun) -> Curve:
 
 
 def answer_name(task: str, metric: str, shots: int = 0) -> str:
-    """Return what a task's figure is called: `acc_piqa`, or `acc_average` of the average.
+    """Return what a task's figure is called: `acc_piqa`, or `acc_average` of their average.
 
     With five shots it is `acc_mmlu_5_shots`.
     """
-    name = f"{metric}_{'average' if task.startswith('average of ') else task}"
+    name = f"{metric}_{task}"
     return f"{name}_{shots}_shots" if shots else name
 
 

@@ -33,6 +33,7 @@ from wakeful.quantization.convert import quantize_module
 from wakeful.quantization.measure import measure_damage
 from wakeful.runs.records import check_same_data
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
+from wakeful.scores import Score
 from wakeful.terminal.display import Display, DisplayFactory
 from wakeful.training.compared import TrainedRun, read_run
 from wakeful.training.loop import train_run
@@ -347,9 +348,30 @@ def _asked(
         for shots, tasks in by_shots(plan.tasks).items():
             scores = evaluate(source, tasks=tasks, display=display).scores
             figures |= {answer_name(one.task, one.metric, shots): one.figure for one in scores}
+            figures |= {
+                answer_name("average", metric, shots): mean
+                for metric, mean in _averages(scores).items()
+            }
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_json(file.name, {"figures": figures})
     return read_record(_Figures, file).figures
+
+
+def _averages(scores: Sequence[Score]) -> dict[str, float]:
+    """Return the mean over tasks of each metric that two or more tasks have, each task alike.
+
+    A group counts once, without its parts; perplexities are not averaged.
+    """
+    counted = [
+        score for score in scores
+        if not score.part_of and not score.exponential and len(score.keys) > 1
+    ]  # fmt: skip
+    means: dict[str, float] = {}
+    for metric in dict.fromkeys(score.metric for score in counted):
+        figures = [score.figure for score in counted if score.metric == metric]
+        if len(figures) > 1:
+            means[metric] = sum(figures) / len(figures)
+    return means
 
 
 def by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
