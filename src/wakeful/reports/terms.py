@@ -33,6 +33,7 @@ TERMS = {
     "queries",
     "median_head_rank": "singular values that hold most of a head's energy",
     "heads_near_rank_1": "heads that give every query the same mixture",
+    "near_rank": "heads that give every query the same mixture: their rank is usually 1 or 2",
     "row_0": "the first query, which sees the first token alone and gives it all: "
     "with it a share is never zero",
     "ill": "heads with nothing to do park on the first token (attention sinks), all heads of a "
