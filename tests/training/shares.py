@@ -25,8 +25,6 @@ CASES: dict[str, TomlTable] = {
     "haar": {"optimizer": {"name": "orthoadam", "rotation": "haar"}},
 }  # fmt: skip
 """Configurations trained on one process, on shares and on replicas."""
-WHOLE = ("hadamard", "haar")
-"""Those whose optimizer takes whole parameters: on replicas alone."""
 SUMS = {"float32": 1e-6, "float64": 1e-12}
 """Relative tolerances of losses and gradient norms for sums in another order."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training import processes
-from training.shares import CASES, SUMS, WHOLE, alone, assert_alike, config_of, job, together
+from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
 from training.test_loop import losses, stop_after, weights
 from wakeful.config.schema import Config
 from wakeful.config.tables import TomlTable
@@ -17,8 +17,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import train_run
 
-SHARED = [name for name in CASES if name not in WHOLE]
-REPLICAS = ("own", "resformer", "neutreno", *WHOLE)
+REPLICAS = ("own", "resformer", "neutreno")
 """The cases that the fast tests train on replicas too."""
 HALF: TomlTable = {"train": {
     "dtype": "bfloat16", "diagnose": {"every": 4, "num_sequences": 2, "heads": True}
@@ -30,21 +29,22 @@ def two(folder: Path) -> Path:
     """Train everything that takes two processes, in two processes."""
     out = folder / "two"
     own = config_of(folder, CASES["own"])
-    haar = config_of(folder, CASES["haar"], "ddp")
+    haar = config_of(folder, CASES["haar"])
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 4)
         with pytest.raises(RuntimeError, match="stop"):
             train_run(haar, out / "one-then-two")
-    jobs = [job(out / f"{name}-fsdp", config_of(folder, CASES[name])) for name in SHARED]
+    jobs = [job(out / f"{name}-fsdp", config_of(folder, over)) for name, over in CASES.items()]
     jobs += [job(out / f"{name}-ddp", config_of(folder, CASES[name], "ddp")) for name in REPLICAS]
     jobs += [
         job(out / "muon-fsdp", config_of(folder, {"optimizer": {"name": "muon"}})),
         job(out / "half-fsdp", config_of(folder, HALF)),
         job(out / "cut", own, stop=5),
-        job(out / "two-then-one", own, stop=5),
+        job(out / "two-then-one", haar, stop=5),
         job(out / "replicas-cut", config_of(folder, CASES["own"], "ddp"), stop=5),
         job(out / "odd", config_of(folder, {"train": {"batch_size": 5}})),
-        job(out / "whole", config_of(folder, CASES["haar"])),
+        job(out / "eigenbasis", config_of(folder, {"optimizer": {"name": "orthoadam",
+                                                                "rotation": "eigenbasis"}})),
         job(out / "nan", own, nan=(5, 1)),
     ]  # fmt: skip
     jobs += [job(out / name) for name in ("cut", "replicas-cut", "one-then-two")]
@@ -55,7 +55,7 @@ def two(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parallel"),
-    [(name, "fsdp") for name in SHARED] + [(name, "ddp") for name in REPLICAS],
+    [(name, "fsdp") for name in CASES] + [(name, "ddp") for name in REPLICAS],
 )
 def test_two_processes_compute_what_one_does(
     folder: Path, two: Path, name: str, parallel: str
@@ -123,17 +123,17 @@ def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) ->
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path) -> None:
+    expected = alone(folder, "haar")
     fewer = two / "two-then-one"
     assert Run.open(fewer).header.status == "stopped"
-    resumed = train_run(Config(), fewer, resume=True)
-    assert_alike(resumed, alone(folder, "own"), SUMS["float32"])
-    assert_alike(Run.open(two / "one-then-two"), alone(folder, "haar"), SUMS["float32"])
+    assert_alike(train_run(Config(), fewer, resume=True), expected, SUMS["float32"])
+    assert_alike(Run.open(two / "one-then-two"), expected, SUMS["float32"])
 
 
 def test_what_cannot_be_shared_out_is_refused_and_leaves_nothing(two: Path) -> None:
     for name, message in (
         ("odd", "train.batch_size = 5 cannot be shared evenly by 2 processes; use 4 or 6"),
-        ("whole", "optimizer.name = 'orthoadam' rotates whole parameters"),
+        ("eigenbasis", "optimizer.rotation = 'eigenbasis' learns from whole gradients"),
     ):
         assert message in (two / f"{name}.error").read_text()
         assert not (two / name).exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training.shares import CASES, SUMS, WHOLE, alone, assert_alike, config_of, job, together
+from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
 from training.test_loop import losses
 from wakeful.config.tables import TomlTable
 from wakeful.loading.load import read_decoder
@@ -19,19 +19,18 @@ FIELDS = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
 def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path) -> None:
     out = folder / "four"
     together(folder, 2, [job(out / "two-then-four", config_of(folder, CASES["own"]), stop=5)])
-    cases = [
-        (name, parallel)
-        for name in CASES
+    jobs = [
+        job(out / f"{name}-{parallel}", config_of(folder, over, parallel))
+        for name, over in CASES.items()
         for parallel in ("fsdp", "ddp")
-        if parallel == "ddp" or name not in WHOLE
     ]
-    jobs = [job(out / f"{n}-{p}", config_of(folder, CASES[n], p)) for n, p in cases]
     together(folder, 4, [*jobs, job(out / "two-then-four")])
-    for name, parallel in cases:
+    for name in CASES:
         expected = alone(folder, name)
-        assert_alike(
-            Run.open(out / f"{name}-{parallel}"), expected, SUMS[expected.config.train.dtype]
-        )
+        for parallel in ("fsdp", "ddp"):
+            assert_alike(
+                Run.open(out / f"{name}-{parallel}"), expected, SUMS[expected.config.train.dtype]
+            )
     assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
 
 

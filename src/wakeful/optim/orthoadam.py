@@ -45,7 +45,7 @@ class OrthoAdam(torch.optim.Optimizer):
     `model.named_parameters()`, or groups with `module=model`. From names it knows the
     residual stream's axis (see `wakeful.optim.axes`), and a checkpoint is refused where names
     differ; `plan()` tells what was decided. Where it is not known, a warning names the matrices.
-    Parameters must be whole: those that FSDP2 shards (DTensor) are refused.
+    Parameters may be sharded (DTensor, as FSDP2 makes them).
 
     Args:
         params: a model; or parameters or named parameters, or groups of either, which may set `lr`,
@@ -135,7 +135,7 @@ class OrthoAdam(torch.optim.Optimizer):
             _check_options(group)
             for number, parameter in enumerate(group["params"]):
                 name = names[number] if names else f"parameter {len(self._rotated)}"
-                _check_parameter(name, parameter)
+                _check_dtype(name, parameter)
                 self._rotated[parameter] = RotatedParameter(name, tuple(parameter.shape))
             if self._constructed:
                 self._decide_axes([group])
@@ -150,7 +150,8 @@ class OrthoAdam(torch.optim.Optimizer):
         groups, for checkpoints. A warning names matrices whose axis is a guess.
 
         Raises:
-            WakefulError: two parameters have one name, or a choice of axes does not fit.
+            WakefulError: two parameters have one name, a choice of axes does not fit, or a rotation
+                needs a whole parameter that is sharded.
         """
         parameters = {entry.name: parameter for parameter, entry in self._rotated.items()}
         if len(parameters) < len(self._rotated):
@@ -161,6 +162,10 @@ class OrthoAdam(torch.optim.Optimizer):
             for parameter in new_parameters:
                 entry = self._rotated[parameter]
                 entry.axes, entry.why = decisions[entry.name]
+                if entry.axes and self._recipe.learns and isinstance(parameter, DTensor):
+                    raise WakefulError(
+                        f"{entry.name} is sharded; {self._recipe.rotation} takes whole parameters"
+                    )
         entries = [self._rotated[parameter] for parameter in new_parameters]
         assumed = [entry.name for entry in entries if entry.why == ASSUMED]
         if assumed:
@@ -332,11 +337,7 @@ def _with_names(params: Any, module: nn.Module) -> list[tuple[str, Tensor]]:
     return named
 
 
-def _check_parameter(name: str, parameter: Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        raise WakefulError(
-            f"{name} is sharded; OrthoAdam takes whole parameters: use DistributedDataParallel"
-        )
+def _check_dtype(name: str, parameter: Tensor) -> None:
     if parameter.is_complex():
         raise WakefulError(f"{name} is complex; OrthoAdam takes real parameters")
     if not parameter.is_floating_point():

@@ -9,6 +9,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
 from wakeful.optim.rotations.base import Identity, LearnedRotation, Rotation
+from wakeful.optim.sharding import fill_moment, layout_for, zeros
 from wakeful.parts.orthoadam import generator_for, moment_dtype
 
 
@@ -40,12 +41,10 @@ class RotatedParameter:
         """Return a new moment of the parameter, zero or a copy of `saved`, laid out in memory so
         that the first rotated axis is contiguous.
         """
-        dtype, device = moment_dtype(parameter), parameter.device
-        if self.axes[:1] == (0,):
-            moment = torch.zeros(parameter.shape[::-1], dtype=dtype, device=device).mT
-        else:
-            moment = torch.zeros(parameter.shape, dtype=dtype, device=device)
-        return moment if saved is None else moment.copy_(saved)
+        layout = layout_for(parameter, self.axes)
+        transposed = self.axes[:1] == (0,)
+        moment = zeros(parameter, layout, moment_dtype(parameter), transposed=transposed)
+        return moment if saved is None else fill_moment(moment, saved)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wakeful.optim.recipe import RotatedParameter
 from wakeful.optim.rotations.base import LearnedRotation
+from wakeful.optim.sharding import layout_for, local_part, write_back
 from wakeful.parts.orthoadam import adam_step
 
 CHUNK = 2**18  # elements a chunk: with its temporaries it stays in a core's cache
@@ -33,6 +34,7 @@ class ParameterStep:
         self.rotations = rotated.rotations or ()
         self.state = state
         self.transposed = bool(rotated.axes) and rotated.axes[0] == 0
+        self.layout = layout_for(parameter, rotated.axes)
         self.exp_avg = self._view(state["exp_avg"])
         self.exp_avg_sq = self._view(state["exp_avg_sq"])
         self.grad = self._view(cast(Tensor, parameter.grad))
@@ -44,7 +46,8 @@ class ParameterStep:
         self.step_number = 0
 
     def _view(self, tensor: Tensor) -> Tensor:
-        """Return a view with the first rotated axis last; a scalar becomes a vector."""
+        """Return this rank's part with the first rotated axis last; a scalar becomes a vector."""
+        tensor = local_part(tensor, self.layout)
         if self.transposed:
             return tensor.mT
         return tensor.view(1) if tensor.dim() == 0 else tensor
@@ -66,6 +69,11 @@ class ParameterStep:
                     if change is not None:
                         moment = self.exp_avg.mT if side == 1 else self.exp_avg
                         moment.copy_(moment @ change)
+
+    def end(self) -> None:
+        """Write a weight that was resharded for the step back to the parameter."""
+        part = self.weight.mT if self.transposed else self.weight
+        write_back(self.parameter, part, self.layout)
 
     def into(self, grad: Tensor) -> Tensor:
         """Return rows of the gradient in the rotated basis: contiguous, in the moments' dtype."""
@@ -115,6 +123,8 @@ def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
                 for job in alike_jobs:
                     for chunk in job.chunks():
                         _update([job], [chunk])
+        for job in alike_jobs:
+            job.end()
 
 
 def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:

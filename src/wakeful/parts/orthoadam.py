@@ -16,7 +16,7 @@ with m̂ = m̄ / (1 − β₁ᵗ), v̂ = v̄ / (1 − β₂ᵗ) and weight decay
 Vectors keep Adam. A matrix is rotated on its inputs, axis 1 of (out, in); one that writes to the
 residual stream on its outputs, axis 0. These are known by their names in Transformers, nanoGPT,
 litgpt, torchtitan, Megatron-LM and OLMo-core (`WRITES`), or named by `axes=`. The steps of
-`wakeful.optim.OrthoAdam` are the same to the bit.
+`wakeful.optim.OrthoAdam` are the same to the bit; it also takes sharded parameters (FSDP2).
 
 Cite: Kaul et al. 2025, From Attention to Activation; wakeful, by its CITATION.cff.
 """

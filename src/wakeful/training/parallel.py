@@ -20,7 +20,7 @@ from wakeful.config.schema import Config
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.optim import OrthoAdam
+from wakeful.optim import LearnedRotation, OrthoAdam, rotation_of
 from wakeful.optim.build import optimizer_of
 from wakeful.runs.distributed import ALONE, World
 
@@ -217,8 +217,10 @@ def check_shares(config: Config, world: World) -> None:
     optimizer = config.optimizer
     if size == 1 or config.train.parallel == "ddp":
         return
-    if optimizer_of(optimizer.name).func is OrthoAdam:
+    if optimizer_of(optimizer.name).func is OrthoAdam and isinstance(
+        rotation_of(optimizer.rotation), LearnedRotation
+    ):
         raise WakefulError(
-            f"optimizer.name = {optimizer.name!r} rotates whole parameters, which no process has "
-            'with train.parallel = "fsdp"; use "ddp"'
+            f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
+            'process has with train.parallel = "fsdp"; use "ddp", or rotation = "hadamard"'
         )
