@@ -95,3 +95,16 @@ def test_a_tokenizer_is_timed_before_it_gets_a_long_text(monkeypatch: pytest.Mon
     monkeypatch.setattr(encoding, "_SLOWEST", 0.02)
     with pytest.raises(WakefulError, match=r"takes \d+ s for \d+ characters"):
         Encoder(inner.to_str()).encode_batch(["a" * 10**6])
+
+
+def test_a_normalizer_that_multiplies_a_text_is_refused() -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0, "</s>": 1}, []))
+    twice = normalizers.Replace("a", "aa")
+    inner.normalizer = normalizers.Sequence([twice] * 8)
+    assert Tokenizer(inner, end_of_text="</s>").encode("a") == [0] * 256
+    for steps in ([twice] * 9, [normalizers.Sequence([normalizers.Replace("a", "a" * 300)])]):
+        inner.normalizer = normalizers.Sequence(steps)
+        with pytest.raises(WakefulError, match=r"normalizer can make a text .* times as long"):
+            Encoder(inner.to_str())
+        with pytest.raises(WakefulError, match=r"normalizer can make a text .* times as long"):
+            Tokenizer(inner, end_of_text="</s>")

@@ -293,6 +293,7 @@ def begins(kind: str, folder: Path) -> Tokenizer:
         "in a sequence": processors.Sequence([processors.ByteLevel(trim_offsets=False), first]),
         "with an end": ending,
         "named": None,
+        "roberta": processors.RobertaProcessing((END_OF_TEXT, 0), bos),
     }[kind]
     named = {"add_bos_token": True} if kind == "named" else {}
     PreTrainedTokenizerFast(
@@ -302,7 +303,7 @@ def begins(kind: str, folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-@pytest.mark.parametrize("kind", ["template", "in a sequence", "with an end", "named"])
+@pytest.mark.parametrize("kind", ["template", "in a sequence", "with an end", "named", "roberta"])
 def test_bos_is_taken_from_before_a_text(kind: str, tmp_path: Path) -> None:
     ours = begins(kind, tmp_path / "theirs")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
@@ -314,7 +315,7 @@ def test_bos_is_taken_from_before_a_text(kind: str, tmp_path: Path) -> None:
     assert read.bos == again.bos_token_id == ours.bos
     assert theirs.encode("a b")[:1] == [ours.bos]
     assert again.encode("a b") == theirs.encode("a b")[1:]
-    assert (again.encode("a b")[-1] == 0) == (kind == "with an end")
+    assert (again.encode("a b")[-1] == 0) == (kind in ("with an end", "roberta"))
     assert (again("a", "b").input_ids) == [i for i in theirs("a", "b").input_ids if i != ours.bos]
     said = [{"role": "user", "content": "a b"}]
     assert theirs.apply_chat_template(said, tokenize=False) == "<bos>a b!"

@@ -524,7 +524,6 @@ def test_what_phi_3_drops_behind_its_tokens_goes_by_its_name() -> None:
         gguf_tokenizer_fields(made, made.vocab_size, "another")
 
 
-@pytest.mark.xfail(strict=True, reason="named templates in GGUF were cut; to decide")
 def test_a_file_has_all_ends_and_templates_and_says_what_is_put_around_a_text(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,6 +118,20 @@ def test_an_endless_template_is_one_line(tmp_path: Path) -> None:
         user_turn(Tokenizer.load(tmp_path))
 
 
+def test_a_templates_name_is_no_path(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["a b c"], 257)
+    tokenizer.save(tmp_path / "in")
+    config = tmp_path / "in" / "tokenizer_config.json"
+    table = json.loads(config.read_text())
+    for name in ("../..", "../out", "a/b", "", None, 3):
+        table["chat_template"] = [{"name": name, "template": "x"}]
+        config.write_text(json.dumps(table | {"bos_token": "<|endoftext|>"}))
+        loaded = Tokenizer.load(tmp_path / "in")
+        with pytest.raises(WakefulError, match="must have a name of letters"):
+            loaded.without_bos().save(tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
 def described() -> dict[str, Any]:
     return json.loads(Tokenizer.train(["def f(x): return x"] * 5, 270).inner.to_str())
 
@@ -139,11 +154,18 @@ DAMAGED: dict[str, Callable[[dict[str, Any]], None]] = {
     ),
     "a second text": part(post_processor=put_around({"Sequence": {"id": "B", "type_id": 0}})),
     "a charsmap": part(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+    "a charsmap of 16 GB": part(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": "////////////////"}
+    ),
     "no length": part(pre_tokenizer={"type": "FixedLength", "length": 0}),
     "a prefix of merges": model(continuing_subword_prefix="##", end_of_word_suffix="</w>"),
     "one id": lambda table: table["model"].update(vocab=dict.fromkeys(table["model"]["vocab"], 5)),
     "merges of nothing": model(merges=[["zz", "yy"]]),
     "no unknown": part(model={"type": "Unigram", "unk_id": None, "vocab": [], "byte_fallback": 1}),
+    "an id": lambda table: table["model"]["vocab"].update({"zz": 2_000_000_000}),
+    "an added id": lambda table: table["added_tokens"].append(
+        table["added_tokens"][0] | {"id": 2_000_000_000, "content": "zz"}
+    ),
 }
 
 
@@ -193,6 +215,15 @@ def edited(folder: Path, work: Path, file: str, change: Callable[[dict[str, Any]
     return work
 
 
+def test_a_token_of_any_id_takes_no_memory(llama: Path, tmp_path: Path) -> None:
+    work = edited(llama, tmp_path, "tokenizer.json", DAMAGED["an id"])
+    for call in (
+        lambda: load(str(work), device="cpu"),
+        lambda: read_decoder(work).wakeful_tokenizer,
+    ):
+        assert "an id 2000000000" in refusal(call, seconds=20, megabytes=500)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -220,6 +251,21 @@ def test_a_word_without_end_trains_a_tokenizer_in_time(text: str) -> None:
 def test_ordinary_words_are_trained_on_as_they_are() -> None:
     text = "def function(value):\n    return value\n" * 30
     assert Tokenizer.train([text], 300).vocab_size > 270
+
+
+def test_ctrl_c_ends_the_training_of_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tokenizers.Tokenizer.train_from_iterator", lambda *_: time.sleep(30), raising=False
+    )
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Tokenizer.train(["a b c"], 300)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 10
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from wakeful.config.schema import (
 )
 from wakeful.config.tables import from_table, read_table
 from wakeful.data.sources import read_documents
+from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.inheritance.recipe import Recipe
 from wakeful.runs.run import read_windows
@@ -139,3 +140,19 @@ def test_a_small_file_asks_for_no_large_amount(
     path.write_bytes(content)
     found = refusal(lambda: config_from_table(read_table(path)), seconds=10, megabytes=512)
     assert message in found
+
+
+def test_parquet_that_announces_what_it_has_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pl.select(window=pl.repeat(0, 20_000_000, dtype=pl.Int64)).with_columns(
+        loss=pl.lit(1.0), tokens=pl.lit(1)
+    ).write_parquet(path)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(WakefulError, match=r"20,000,000 rows, and at most 16,777,216 are read"):
+        read_windows(path)
+    # A page with a negative number of values: a reader that allocates by it ends its process.
+    content = parquet(text=["a b", "c d", "e"])
+    place = content.index(b"\x2c\x15\x06") + 2
+    path.write_bytes(content[:place] + b"\x07" + content[place + 1 :])
+    with pytest.raises(WakefulError, match=f"cannot read {path}"):
+        read_all(path)

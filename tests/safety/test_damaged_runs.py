@@ -220,7 +220,6 @@ def test_tokens_past_the_vocabulary_are_refused(base: Path, tmp_path: Path) -> N
         train_run(tiny(work, train={"steps": 60}), tmp_path / "run")
 
 
-@pytest.mark.xfail(strict=True, reason="checks of tokenizers were cut; to decide")
 def test_a_tokenizer_with_an_id_past_all_others_takes_no_memory(base: Path, tmp_path: Path) -> None:
     work = shutil.copytree(base / "done", tmp_path / "w")
     table = json.loads((work / "tokenizer.json").read_text())

@@ -8,6 +8,7 @@ other. So the encoder is built with special tokens of another spelling, which no
 
 import itertools
 import json
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ _PROBES = (2**8, 2**10, 2**12, 2**14)
 whole text."""
 _SLOWEST = 1.0
 """Most seconds of processor time for one of these; other programs on the machine do not count."""
+_MOST_GROWTH = 256
+"""Characters that a normalizer or a decoder may make of one."""
 
 
 class Encoder:
@@ -38,9 +41,10 @@ class Encoder:
         one whose spelling is in `special`.
 
         Raises:
-            WakefulError: the tokenizer is damaged.
+            WakefulError: the tokenizer is damaged, or can make a text many times as long.
         """
         table = json.loads(description)
+        check_growth(table)
         self._can_encode_in_pieces = _can_encode_in_pieces(table)
         with wrap_errors("the tokenizer is damaged", USE_ANOTHER_TOKENIZER):
             self._inner = tokenizers.Tokenizer.from_str(
@@ -139,6 +143,34 @@ def split_into_pieces(text: str) -> Iterator[str]:
         start = end
     if start < len(text) or not text:  # an empty text is one empty piece
         yield text[start:]
+
+
+def check_growth(description: dict[str, Any]) -> None:
+    """Raise `WakefulError` if the normalizer or decoder that a tokenizer.json describes can turn
+    one character into more than `_MOST_GROWTH`.
+    """
+    for part in ("normalizer", "decoder"):
+        growth = _max_growth(description.get(part))
+        if growth > _MOST_GROWTH:
+            raise WakefulError(
+                f"the tokenizer's {part} can make a text {growth} times as long, and {_MOST_GROWTH}"
+                " times are the most: it is damaged"
+            )
+
+
+def _max_growth(step: Any) -> int:
+    """Return the most characters that a step of a tokenizer.json turns one character into."""
+    match step:
+        case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
+            return math.prod(map(_max_growth, steps))
+        case {"type": "Replace", "pattern": pattern, "content": content}:
+            is_regex = not pattern.get("String")
+            # A regular expression may match the empty string before a character, which stays.
+            return max(1, len(content)) + is_regex
+        case {"type": "Prepend", "prepend": prefix}:
+            return 1 + len(prefix)
+        case _:
+            return 1
 
 
 def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[str, Any]:

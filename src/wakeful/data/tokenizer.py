@@ -1,10 +1,13 @@
 """Text to token ids and back: byte-level BPE, trained here or loaded from Hugging Face files."""
 
+import base64
+import contextlib
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import huggingface_hub
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from wakeful.data.encoding import USE_ANOTHER_TOKENIZER, Encoder, split_into_pieces
+from wakeful.data.encoding import USE_ANOTHER_TOKENIZER, Encoder, check_growth, split_into_pieces
 from wakeful.errors import WakefulError
 from wakeful.guard import wrap_errors
 from wakeful.hub import hub_or_cache
@@ -21,6 +24,9 @@ from wakeful.paths import expand_home
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
 _MOST_TRAINED = 2**20
+MAX_IDS_PER_TOKEN = 100
+"""Largest ratio of the highest id to the number of tokens: each id takes memory."""
+FILE = "tokenizer.json"
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -28,8 +34,12 @@ COMPANION_FILES = (CONFIG, SPECIAL, TEMPLATE, GENERATION)
 """Files beside a tokenizer.json that are read and written together with it."""
 HUB = "hf:"
 """Prefix of the name of a tokenizer on the Hugging Face hub."""
+TEMPLATES = "additional_chat_templates"
+"""Folder beside a tokenizer.json with named chat templates."""
 _LARGEST_ID = 2**31 - 1
 _LONG = re.compile(r"\S{1000}|\s{1000}")
+_TEMPLATE_NAME = re.compile(r"[\w-]{1,64}")
+"""Allowed names of chat templates; each is written as a file of its name."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -53,7 +63,7 @@ class Tokenizer:
         tokenizer_config.json.
 
         Raises:
-            WakefulError: `inner` has no token `end_of_text`.
+            WakefulError: `inner` has no token `end_of_text`, or is damaged.
         """
         end = None if end_of_text is None else inner.token_to_id(end_of_text)
         if end_of_text is not None and end is None:
@@ -61,6 +71,10 @@ class Tokenizer:
                 f"the tokenizer has no token {end_of_text!r} to end a text: name one it has"
             )
         highest_id = max(inner.get_vocab(with_added_tokens=True).values())
+        steps = {"normalizer": inner.normalizer, "decoder": inner.decoder}
+        check_growth(
+            {name: json.loads(step.__getstate__()) for name, step in steps.items() if step}
+        )
         self.inner = inner
         self.end: int | None = end
         """The token that ends a text; None where there is none."""
@@ -115,7 +129,7 @@ class Tokenizer:
         )
         pieces = (piece for text in texts for piece in split_into_pieces(text))
         parts = (part for piece in pieces for part in _split_long_words(piece))
-        inner.train_from_iterator(parts, trainer)
+        _run_interruptibly(lambda: inner.train_from_iterator(parts, trainer))
         return cls(inner, end_of_text=end_of_text)
 
     @classmethod
@@ -136,7 +150,9 @@ class Tokenizer:
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
         companion_files = read_companion_files(file.parent)
         with wrap_errors(f"{file} is not a tokenizer.json", "; fetch it again"):
-            inner = tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
+            text = file.read_text("utf-8")
+            _check_ids(file, json.loads(text))
+            inner = tokenizers.Tokenizer.from_str(text)
         default_end = END_OF_TEXT if require_end else None
         end_of_text = _named_special_token(companion_files, "eos_token") or default_end
         if end_of_text is not None and inner.token_to_id(end_of_text) is None:
@@ -167,6 +183,7 @@ class Tokenizer:
         config.pop("auto_map", None)  # names code that is not copied
         table = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         for name, text in {**self.companion_files, CONFIG: table}.items():
+            (file.parent / name).parent.mkdir(exist_ok=True)
             (file.parent / name).write_text(text, encoding="utf-8")
 
     @property
@@ -181,14 +198,17 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The chat template of the tokenizer's files, of several the one called "default"; "" where
-        there is none.
-        """
-        value = self.table.get("chat_template")
-        if isinstance(value, list):
-            named = {entry.get("name"): entry.get("template") for entry in value}
-            value = named.get("default")
-        return self.companion_files.get(TEMPLATE) or value or ""
+        """The default chat template of the tokenizer's files; "" where there is none."""
+        return self.chat_templates.get("default", "")
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """All chat templates of the tokenizer's files by name; the usual one is "default"."""
+        templates = _read_templates(self.table)
+        for file, text in self.companion_files.items():
+            if file.endswith(".jinja"):
+                templates["default" if file == TEMPLATE else Path(file).stem] = text
+        return templates
 
     @property
     def opening(self) -> list[int]:
@@ -248,9 +268,10 @@ class Tokenizer:
         settings, table = self._tables_to_write()
         settings["post_processor"] = _without_opening_token(self.bos, settings["post_processor"])
         companion_files = dict(self.companion_files)
-        table.pop("chat_template", None)  # the template is now in a file of its own
-        if self.chat_template:
-            companion_files[TEMPLATE] = _remove_bos(self.chat_template)
+        for name, text in self.chat_templates.items():
+            file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
+            companion_files[file] = _remove_bos(text)
+        table.pop("chat_template", None)  # the templates are now in files of their own
         changed = self._with_tables(settings, table, companion_files)
         if changed.adds_bos:
             raise WakefulError(
@@ -374,42 +395,67 @@ def _split_long_words(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def _run_interruptibly(work: Callable[[], object]) -> None:
+    """Run a library's work, during which Python handles no signal, in a thread, so that Ctrl-C ends
+    the wait for it; raise the error that the work raises.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if errors:
+        raise errors[0]
+
+
 class StreamDecoder:
     """Decode ids one at a time into pieces of text, which joined equal `tokenizer.decode` of all.
 
     This holds for any ids of byte-level tokenizers, broken UTF-8 included, and of other tokenizers
     if the ids come from text. Special tokens are left out. The ids are decoded as a continuation of
-    the ids `after`, so that a word begins with a space. All ids are decoded again with each new
-    one, because how an id decodes may depend on those before. `tokenizers.decoders.DecodeStream`
-    cannot be used: it never returns unfinished characters at the end, and with byte fallback it
-    raises ("Invalid prefix") where a byte makes earlier, already decoded bytes invalid.
+    the ids `after`, so that a word begins with a space. `tokenizers.decoders.DecodeStream` cannot
+    be used: it never returns unfinished characters at the end, and with byte fallback it raises
+    ("Invalid prefix") where a byte makes earlier, already decoded bytes invalid.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         """Begin to decode ids that continue the ids `after`, whose text is not returned."""
         self._tokenizer = tokenizer
         context = [token for token in after if token not in tokenizer.special_tokens]
-        self._ids = context[-_CONTEXT_IDS:]
-        self._num_emitted = len(self._finished_text())  # characters
+        self._window = context[-_CONTEXT_IDS:]  # ids that are decoded together
+        self._num_emitted_ids = len(self._window)  # of the window, from its beginning
+        text = tokenizer.decode(self._window)
+        # Characters of the window's text without an unfinished one, which `push` may complete.
+        self._num_emitted = len(text.rstrip("\ufffd"))
 
     def push(self, token: int) -> str:
         """Add one id and return the text that it completes, "" where a character is unfinished."""
+        # How an id decodes may depend on the one before (a leading space, a run of bytes), so the
+        # window holds the ids of the last emitted piece and those that are still unfinished.
         if token in self._tokenizer.special_tokens:
             return ""
-        self._ids.append(token)
-        piece = self._finished_text()[self._num_emitted :]
-        self._num_emitted += len(piece)
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith("\ufffd") or len(text) <= self._num_emitted:  # an unfinished character
+            return ""
+        piece = text[self._num_emitted :]
+        self._window = self._window[self._num_emitted_ids :]
+        self._num_emitted_ids = len(self._window)
+        self._num_emitted = len(self._tokenizer.decode(self._window))
         return piece
 
     def flush(self) -> str:
         """Return the remaining text, with U+FFFD for unfinished characters, and start anew."""
-        rest = self._tokenizer.decode(self._ids)[self._num_emitted :]
-        self._ids, self._num_emitted = [], 0
+        rest = self._tokenizer.decode(self._window)[self._num_emitted :]
+        self._window, self._num_emitted_ids, self._num_emitted = [], 0, 0
         return rest
-
-    def _finished_text(self) -> str:
-        """Return the text of the ids without unfinished characters at its end."""
-        return self._tokenizer.decode(self._ids).rstrip("\ufffd")
 
 
 def _fetch_from_hub(name: str) -> Path:
@@ -420,7 +466,7 @@ def _fetch_from_hub(name: str) -> Path:
             return Path(
                 huggingface_hub.snapshot_download(
                     repository,
-                    allow_patterns=["tokenizer.json", *COMPANION_FILES],
+                    allow_patterns=["tokenizer.json", *COMPANION_FILES, f"{TEMPLATES}/*.jinja"],
                 )
             )
     except Exception as error:  # no connection, no such name, not allowed in: each its own
@@ -475,6 +521,18 @@ def _without_opening_token(token: int, processor: Any) -> Any:
                 **processor,
                 "processors": [_without_opening_token(token, part) for part in parts],
             }
+        case {"type": "BertProcessing" | "RobertaProcessing" as kind, "cls": cls, "sep": sep}:
+            if cls[1] != token:
+                return processor
+            end = sep[0]
+            # The same templates as the two types have, without `cls` at the front.
+            pair = f"$A {end} {end} $B:0 {end}"
+            if kind == "BertProcessing":
+                pair = f"$A {end} $B:1 {end}:1"
+            template = processors.TemplateProcessing(
+                single=f"$A {end}", pair=pair, special_tokens=[tuple(sep)]
+            )
+            return json.loads(template.__getstate__())
         case {"type": "TemplateProcessing", "special_tokens": entries}:
             names = {name for name, entry in entries.items() if entry["ids"] == [token]}
             templates = {
@@ -509,7 +567,8 @@ def read_companion_files(folder: Path) -> dict[str, str]:
         WakefulError: a file is not text, or a `.json` file is not a JSON object.
     """
     files: dict[str, str] = {}
-    for name in COMPANION_FILES:
+    templates = sorted(f"{TEMPLATES}/{file.name}" for file in (folder / TEMPLATES).glob("*.jinja"))
+    for name in (*COMPANION_FILES, *templates):
         file = folder / name
         if not file.is_file():
             continue
@@ -542,6 +601,87 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
             "a list of them or null"
         )
     return [token for token in ids if token >= 0]
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Raise `WakefulError` for absurd values in a tokenizer's files, before a library uses them."""
+    for name in (FILE, CONFIG):
+        table: object = None
+        # The library that loads an unreadable file has the better error message.
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            table = json.loads((folder / name).read_text("utf-8"))
+        if not isinstance(table, dict):
+            continue
+        if name == FILE:
+            _check_ids(folder / name, table)
+        else:
+            _check_config(folder / name, table)
+
+
+def _check_ids(file: Path, table: Any) -> None:
+    """Raise `WakefulError` for a tokenizer.json with an id far above the number of its tokens,
+    which would take memory for every id below it, or with a damaged precompiled_charsmap (a
+    normalizer's table in base64).
+    """
+    model, added = table.get("model"), table.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    num_tokens = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, dict)]
+        num_tokens += len(added)
+    for step in _steps(table.get("normalizer")):
+        charsmap = step.get("precompiled_charsmap")
+        if isinstance(charsmap, str) and not _is_complete_charsmap(charsmap):
+            raise WakefulError(
+                f"{file} has a precompiled_charsmap that is not whole: it is damaged"
+            )
+    highest = max((token for token in ids if isinstance(token, int)), default=0)
+    if highest > MAX_IDS_PER_TOKEN * num_tokens:
+        raise WakefulError(f"{file} has an id {highest} and {num_tokens} tokens: it is damaged")
+
+
+def _steps(part: object) -> Iterator[dict[str, Any]]:
+    """Yield a normalizer of tokenizer.json and, recursively, the normalizers that it contains."""
+    if isinstance(part, dict):
+        yield part
+        for step in part.get("normalizers") or ():
+            yield from _steps(step)
+
+
+def _is_complete_charsmap(charsmap: str) -> bool:
+    """Return whether a precompiled_charsmap (base64) has as many bytes as its header announces."""
+    try:
+        content = base64.b64decode(charsmap, validate=True)
+    except ValueError:
+        return False
+    return len(content) >= 4 and int.from_bytes(content[:4], "little") <= len(content) - 4
+
+
+def _check_config(file: Path, table: dict[str, Any]) -> None:
+    """Raise `WakefulError`, with the file's name, for a chat template that is not allowed."""
+    try:
+        _read_templates(table)
+    except WakefulError as error:
+        raise WakefulError(f"{file}: {error}") from None
+
+
+def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates in a table of tokenizer_config.json, by name."""
+    value = table.get("chat_template")
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    templates: dict[str, str] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not entry.get("template"):
+            continue
+        name, text = entry.get("name"), entry["template"]
+        if not (isinstance(name, str) and _TEMPLATE_NAME.fullmatch(name) and isinstance(text, str)):
+            raise WakefulError(
+                f"the chat template {name!r} must have a name of letters, digits, _ and -, and a "
+                "text"
+            )
+        templates[name] = text
+    return templates
 
 
 def _named_special_token(files: Mapping[str, str], role: str) -> str:

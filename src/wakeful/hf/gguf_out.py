@@ -120,8 +120,8 @@ def export_gguf(
         }  # fmt: skip
         for key, value in (gguf_metadata(model_type, config) | vocabulary).items():
             add[type(value)](key, value)
-        if tokenizer.chat_template:
-            writer.add_chat_template(tokenizer.chat_template)
+        named = tokenizer.chat_templates.items()
+        writer.add_chat_template([{"name": name, "template": text} for name, text in named])
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
         writer.add_string(TOKENIZER, dump_tokenizer_files(tokenizer))
         for name_in_file, array in _iterate_arrays(decoder, model_type, config):

@@ -14,8 +14,9 @@ import torch
 from tokenizers.normalizers import NFC
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
-from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer
+from wakeful.data.tokenizer import CONFIG, FILE, GENERATION, Tokenizer, check_tokenizer_files
 from wakeful.device import choose_device, free_memory, parse_dtype
 from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path
 from wakeful.guard import wrap_errors
@@ -444,6 +445,9 @@ def _stock_tokenizer(
         options["gguf_file"], source = source.name, source.parent
     looked_up = hub_or_cache() if isinstance(source, str) else nullcontext()
     with wrap_errors(f"{source} has no tokenizer that can be loaded"), looked_up:
+        if "gguf_file" not in options:
+            file = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
+            check_tokenizer_files(Path(file).parent if file else Path(source))
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, **options
         )

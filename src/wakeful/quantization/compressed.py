@@ -202,6 +202,7 @@ def save_compressed(
     *,
     card: str = "",
     stored: torch.dtype | None = None,
+    context: int = 0,
 ) -> str:
     """Write a quantized model as a compressed-tensors folder and return its architecture's name.
 
@@ -214,6 +215,7 @@ def save_compressed(
         card: text of the README.md.
         stored: dtype of the tensors in full precision, by default the model's. A tensor that it
             would round, such as a scale, keeps its own dtype.
+        context: context length to write where it is shorter than the model's; 0 keeps that.
 
     Raises:
         WakefulError: the folder exists or cannot be read back; or the format does not support the
@@ -254,6 +256,7 @@ def save_compressed(
         )
         settings["quantization_status"] = STATUS
         tensors |= matrices
+    _set_shorter_context(config, model, context)
     config.quantization_config = settings  # pyright: ignore[reportAttributeAccessIssue]
     # compressed-tensors unpacks 4-bit floats to bfloat16, whatever dtype the rest has.
     has_float4 = any(isinstance(layer.grid, MxE2M1 | NvE2M1) for layer in layers.values())
@@ -272,6 +275,19 @@ def save_compressed(
             rounding=_emulate_reader(layers.values(), config.dtype),
         )
     return config.model_type
+
+
+def _set_shorter_context(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
+    """Set a configuration's context length to `context` if that is shorter than the model's.
+
+    The old length is kept if an embedding has as many rows: that is a table of learned positions.
+    """
+    text_config: Any = config.get_text_config(decoder=True)
+    old_context = getattr(text_config, "max_position_embeddings", None) or 0
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    learned_positions = any(table.num_embeddings == old_context for table in embeddings)
+    if 0 < context < old_context and not learned_positions:
+        text_config.max_position_embeddings = context
 
 
 def file_bytes(folder: Path) -> int:

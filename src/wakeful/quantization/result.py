@@ -128,6 +128,7 @@ class Quantization(MeasuredResult):
         tokenizer = model.wakeful_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
             model.module, path, tokenizer, card=self._model_card(), stored=model.stored,
+            context=model.context,
         )  # fmt: skip
         return {"folder": str(folder), "bytes": file_bytes(path)}
 

@@ -65,6 +65,8 @@ _LARGEST_LOSS = 1e100
 """Nats per token; the squares of larger losses are not finite."""
 _CUT_OFF = re.compile(r"\d+ requested and \d+ written")
 """numpy's only word of a disk that is full."""
+_MOST_ROWS = 2**24
+"""Of a table; a small file can announce any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,14 +382,19 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
     """Return these columns of a parquet file, cast to their types; `optional` ones may be missing.
 
     Raises:
-        WakefulError: the file is missing or damaged, lacks a column, or cannot be cast.
+        WakefulError: the file is missing, damaged or too long, lacks a column, or cannot be cast.
     """
     if not path.is_file():
         raise WakefulError(f"{path} is missing: is the run finished?")
     import pyarrow.parquet  # noqa: PLC0415 - not every command reads a table
 
     with wrap_errors(f"{path} cannot be read"), pyarrow.parquet.ParquetFile(path) as table:
-        schema = table.schema_arrow
+        num_rows, schema = table.metadata.num_rows, table.schema_arrow
+        if num_rows > _MOST_ROWS:
+            raise WakefulError(
+                f"{path} cannot be read: it has {num_rows:,} rows, and at most {_MOST_ROWS:,} are "
+                "read"
+            )
         present = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
         columns = {**columns, **present}
         for name in columns:
