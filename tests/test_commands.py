@@ -53,11 +53,9 @@ def commands(page: Path) -> Iterator[list[str]]:
             words = words[words.index("wakeful") + 1 :]
             end = next((n for n, word in enumerate(words) if word in SEPARATORS), len(words))
             command, words = words[:end], words[end:]
-            form = command[:1] == ["data"] and len(command) < 3
             if (
                 command
-                and any(name.partition(" ")[0] == command[0] for name in verbs.all_verbs())
-                and not form
+                and command[0] in verbs.all_verbs()
                 and not PLACEHOLDER.search(" ".join(command))
             ):
                 yield command

@@ -38,6 +38,7 @@ USAGE_WORDS = {
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
     "DIR": "a folder to create, or a file NAME.gguf",
     "PRESET": "a preset to print, as a starting point for a TOML file of your own",
+    "SHELL": "bash, zsh or fish",
     "PART": "a file to print, which imports nothing but torch",
 }
 """Meanings of the words of a usage line."""
@@ -154,15 +155,20 @@ def print_help(name: str, verb: Verb, arguments: Sequence[str]) -> None:
     app.help_print([], console=console)
 
 
-def build_overview(verbs: Mapping[str, Verb], version: str, summary: str) -> App:
-    """Return the overview of the command line: a cyclopts app with every verb as a command."""
+def build_overview(
+    verbs: Mapping[str, Verb], version: str, summary: str, *, with_options: bool = False
+) -> App:
+    """Return the whole command line as one cyclopts app, with every verb as a command.
+
+    Building the options of every verb takes some time and is done only `with_options`.
+    """
     app = App(
         name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
         help_epilogue="wakeful VERB --help: examples, main options; --help-all: every option.",
         help_flags=(), version_flags=(), console=OUT, usage="",
     )  # fmt: skip
     for number, (name, verb) in enumerate(verbs.items()):
-        command = build_command(name, verb, [])
+        command = build_command(name, verb, list_options(verb.options) if with_options else [])
         command.sort_key = number
         app.command(command, name=name)
     return app

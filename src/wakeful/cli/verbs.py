@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import wakeful
-from wakeful.cli.command import asks_for_help, choose_out, parse_arguments, print_help
+from wakeful.cli.command import (
+    asks_for_help,
+    build_overview,
+    choose_out,
+    parse_arguments,
+    print_help,
+)
 from wakeful.cli.console import (
     is_secondary_process,
     print_line,
@@ -46,6 +52,7 @@ from wakeful.reporting.options import ReportOptions
 from wakeful.variants.plugins import Verb, group_entry_points, load_plugin_verb
 
 PARTS = ("softmax1", "orthoadam", "value_residual", "rmsnorm_single", "inherit_layers")
+SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,10 +254,10 @@ def prepare(arguments: list[str]) -> None:
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
 
-    from wakeful.data import preparing
+    from wakeful.data.preparing import prepare as prepare_text
 
     with progress_display("prepare") as show:
-        data = preparing.prepare(sources, options.out, progress=show.stage, options=options)
+        data = prepare_text(sources, options.out, progress=show.stage, options=options)
     print_line(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "
@@ -293,6 +300,16 @@ def presets(arguments: list[str]) -> None:
         print_line(f"wakeful {verb}")
         for name in list_presets(several=several):
             print_line(f"  {name}: {read_preset(name).splitlines()[0].removeprefix('# ')}")
+
+
+def completion(arguments: list[str]) -> None:
+    """Run `wakeful completion SHELL`: print the completion script for a shell."""
+    shells, _ = read_arguments("completion", arguments)
+    if len(shells) != 1 or shells[0] not in SHELLS:
+        hint = did_you_mean(shells[0], SHELLS) if shells else ""
+        raise WakefulError(f"name one shell: wakeful completion bash, zsh or fish{hint}")
+    app = build_overview(all_verbs(), wakeful.__version__, "", with_options=True)
+    sys.stdout.write(app.generate_completion(shell=cast(Any, shells[0])))
 
 
 def parts(arguments: list[str]) -> None:
@@ -488,6 +505,16 @@ VERBS: dict[str, Verb] = {
              "Take softmax-1's fused attention into training code of your own."),
             ("wakeful parts orthoadam > orthoadam.py",
              "Take the optimizer."),
+        ),
+    ),
+    "completion": Verb(
+        summary="Print a shell completion script for bash, zsh or fish.",
+        usage="SHELL", options=NoOptions, run=completion, names=lambda: SHELLS,
+        examples=(
+            ("wakeful completion bash > ~/.local/share/bash-completion/completions/wakeful",
+             "Complete verbs and options with the tab key, from the next shell on."),
+            ("wakeful completion fish > ~/.config/fish/completions/wakeful.fish",
+             "The same for fish."),
         ),
     ),
 }  # fmt: skip
