@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.data.order import IGNORED, Batches, Permutation, ValidationWindows, derive_key, mix64
+from wakeful.data.order import (
+    IGNORED,
+    Batches,
+    Permutation,
+    ValidationWindows,
+    derive_key,
+    mix64,
+    number_documents,
+)
 from wakeful.data.tokens import TokenFile
 from wakeful.errors import WakefulError
 
@@ -203,3 +211,8 @@ def test_every_validation_token_but_the_first_is_predicted_once(num_tokens, leng
 def test_what_validation_refuses():
     with pytest.raises(WakefulError, match="has 1 tokens"):
         ValidationWindows(token_file(1), length=4, batch_size=1)
+
+
+def test_an_end_of_text_begins_the_document_after_it() -> None:
+    tokens = torch.tensor([[5, 9, 6, 7, 9, 9, 8], [9, 1, 2, 3, 4, 5, 6]])
+    assert number_documents(tokens, 9).tolist() == [[0, 1, 1, 1, 2, 3, 3], [1] * 7]

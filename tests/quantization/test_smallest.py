@@ -42,6 +42,18 @@ def search(**budget: float) -> FormatSearch:
     )  # fmt: skip
 
 
+def _index(tokens: torch.Tensor) -> int:
+    return next(number for number, other in enumerate(TEXT) if other is tokens)
+
+
+def test_every_fourth_sequence_selects_formats_and_the_rest_rounds_layers() -> None:
+    rounding, selection = split_text(TEXT)
+    assert [_index(tokens) for tokens in selection] == [3, 7]
+    assert [_index(tokens) for tokens in rounding] == [0, 1, 2, 4, 5, 6]
+    rounding, selection = split_text(TEXT[:3])
+    assert (len(rounding), selection[0] is TEXT[2]) == (2, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [{"bits": 4.4}, {"bits": 6.0}, {"bytes": 80_000}])
 def test_formats_are_within_the_budget_and_fused_layers_share_one(budget: dict) -> None:

@@ -14,7 +14,12 @@ from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.quantization.linear import quantize_layer
 from wakeful.quantization.schemes import Absmax, Grid, Scheme
 from wakeful.quantization.schemes.grids import Ggml
-from wakeful.quantization.tuning import _trainable_scales, sequences_per_step, tune_scales
+from wakeful.quantization.tuning import (
+    _trainable_scales,
+    is_clear_decrease,
+    sequences_per_step,
+    tune_scales,
+)
 
 GRIDS: list[Grid] = [
     Absmax(bits=4, per="channel", group=16, scale="bfloat16"),
@@ -72,3 +77,24 @@ def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Pat
     state.write_bytes(b"nothing")
     with pytest.raises(WakefulError, match="is no state of tuning"):
         tune(6, state)
+
+
+def test_the_first_step_is_as_long_as_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam's first step has the length of the rate, with which the cosine begins."""
+    monkeypatch.setattr("wakeful.quantization.tuning.is_clear_decrease", lambda *kl: True)
+    model = llama()
+    small = quantize_module(model, Scheme(weights=GRIDS[0]))
+    untrained = {name: layer.scale.float() for name, layer in quantized_layers(small).items()}
+    text = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(2)]
+    tune_scales(model, small, text, text, steps=1, rate=0.5)
+    for name, layer in quantized_layers(small).items():
+        changes = (layer.scale.float() / untrained[name]).log().abs()
+        assert float(changes.max()) == pytest.approx(0.5, rel=0.02)
+
+
+def test_scales_are_kept_only_where_the_whole_interval_is_a_decrease() -> None:
+    before = [1.0, 2.0, 3.0]
+    assert is_clear_decrease(before, [0.9, 1.88, 2.9])
+    assert not is_clear_decrease(before, [0.9, 1.2, 3.2])  # on average, but not for certain
+    assert not is_clear_decrease(before, [1.1, 2.2, 3.1])
+    assert not is_clear_decrease([1.0], [0.5])  # a single sequence has no interval

@@ -122,13 +122,20 @@ def tune_scales(
     for name, layer in layers.items():
         layer.scale = _tuned_scale(layer, initial_scales[name], log_ratios[name].detach())
     (kl_after,) = kl_per_sequence(model, [quantized_model], validation_text)
-    pairs = zip(kl_before, kl_after, strict=True)
-    decrease, error = mean_and_error([before - after for before, after in pairs])
-    improved = decrease - interval_half_width(error, len(validation_text)) > 0
+    improved = is_clear_decrease(kl_before, kl_after)
     if not improved:
         for name, layer in layers.items():
             layer.scale = initial_scales[name]
     return Tuning(steps, mean_and_error(kl_before), mean_and_error(kl_after), improved)
+
+
+def is_clear_decrease(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Tell whether the mean falls by more than the 95% interval (Student's t) of the paired
+    differences.
+    """
+    differences = [old - new for old, new in zip(before, after, strict=True)]
+    decrease, error = mean_and_error(differences)
+    return decrease > interval_half_width(error, len(differences))
 
 
 def _set_kl_gradients(
