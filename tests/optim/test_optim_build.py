@@ -173,8 +173,8 @@ def test_expressions_set_what_no_argument_does() -> None:
         assert isinstance(one, OrthoAdam)
         assert {line.rotation for line in one.plan()} >= {rotation.strip("'")}
     for expression, options, said in (
-        ("orthoadam(rotation='haar')", {"rotation": "hadamard"}, "rotation is set beside the expr"),
-        ("orthoadam(weight_decay=0.2)", {}, "weight_decay is set beside the expression"),
+        ("orthoadam(rotation='haar')", {"rotation": "hadamard"}, "leave rotation out of the expr"),
+        ("orthoadam(weight_decay=0.2)", {}, "leave weight_decay out of the expression"),
         ("muon(ns_step=3)", {}, r"no option 'ns_step' \(did you mean 'ns_steps'"),
         ("muon(ns_steps='3')", {}, "muon: ns_steps must be int"),
         ("muon(ns_steps=0)", {}, "muon: ns_steps must be 1 to 99 .* got 0 and 0.95"),
@@ -248,7 +248,7 @@ def test_a_class_or_function_of_ones_own_is_an_optimizer() -> None:
         "own_optimizers:number": "is neither a class nor a function",
         "own_optimizers:absent": "is neither a class nor a function",
         "own_optimizers:slow(nothing=True)": "gives a NoneType, which is not an optimizer",
-        "own_optimizers:slow(lr=1)": "lr is set beside the expression",
+        "own_optimizers:slow(lr=1)": "leave lr out of the expression",
     }.items():
         with pytest.raises(WakefulError, match=said):
             build_optimizer(

@@ -113,5 +113,5 @@ def test_options_of_another_form_are_the_expressions(text: Path) -> None:
         for name in (f"{ODD}Late", f"{ODD}Late(betas=[0.9, 0.99, 0.5])", "torch.optim:Adafactor",
                      "torch.optim:Adafactor(eps=(None, 0.01))"):  # fmt: skip
             check_step(dataclasses.replace(config, name=name))
-        with pytest.raises(WakefulError, match="betas is set beside the expression"):
+        with pytest.raises(WakefulError, match="leave betas out of the expression"):
             check_step(dataclasses.replace(config, name="torch.optim:NAdam(betas=(0.9, 0.99))"))

@@ -32,7 +32,7 @@ class Within(Rule):
     interval: str
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a number, or NaN, is outside the interval.
+        """Raise `WakefulError` if a field that this rule names is outside the interval; NaN is.
 
         The interval is text such as "(0, 1]": "[" and "]" include a bound, "(" and ")" do not.
         """

@@ -307,8 +307,8 @@ class _CureTask:
     show: Display
 
     def tokens_after(self, skip: int, count: int) -> Tensor:
-        """Return up to `count` tokens of the text, (N,), after the first `skip`, which are to
-        verify on.
+        """Return up to `count` tokens of the text, (N,), after the first `skip`; those are kept to
+        verify the cured model on.
         """
         tokens = self.evaluation_text.beginning.tokens(self.loaded.encode_plain, skip + count)
         return torch.tensor(tokens[skip:], device=self.loaded.device, dtype=torch.long)

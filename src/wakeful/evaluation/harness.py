@@ -252,10 +252,11 @@ def _value_and_weight(metric: str, value: Any) -> tuple[float, float] | None:
 def _group_scores(
     group: Group, figures: Mapping[tuple[str, str], float], scores: Sequence[Score]
 ) -> Iterator[Score]:
-    """Yield a group's scores as lm-eval aggregates them, over all examples of its tasks.
+    """Yield a group's score for each of `figures`, which are lm-eval's, by metric and filter.
 
-    `figures` are lm-eval's own, by metric and filter, and `scores` those of all tasks. Where the
-    weighted mean of the tasks' figures is not lm-eval's, its figure stands alone.
+    A score is the mean over the group's tasks, weighted by their numbers of examples or equally, as
+    the group says. Where the tasks' `scores` cannot be combined, or their mean is not lm-eval's
+    figure, that figure is the score's only value.
     """
     task_names = {task.task_name for task in group.get_all_tasks()}
     for (metric, filter_name), figure in figures.items():

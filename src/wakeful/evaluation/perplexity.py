@@ -56,8 +56,8 @@ def measure_perplexity(
 
     A window starts every `stride` tokens, and each token is counted in the first window that
     predicts it. At most `num_sequences` windows are read, 0 for all. Bits per byte need a tokenizer
-    that knows each token's part of the text. A synthetic task is read by its validation windows,
-    and has its loss minus the task's entropy instead.
+    that knows each token's part of the text. A synthetic task is read by its validation windows; in
+    place of bits per byte it has its loss minus the task's entropy.
 
     Raises:
         WakefulError: a text of fewer than 2 tokens, a window past the model's context, a stride

@@ -136,9 +136,9 @@ def softmax1_attention_forward(
     Transformers' "sdpa".
 
     Raises:
-        WakefulError: the model passes an argument that is not supported here, such as dropout; none
-            is ignored. (GPT-2 does not pass on `output_attentions=True` of a single call, and
-            returns an empty tuple, as it does with "sdpa".)
+        WakefulError: the model passes an argument that is not supported here, such as dropout. No
+            argument that arrives here is ignored; GPT-2 drops `output_attentions=True` of a single
+            call before, and returns an empty tuple, as it does with "sdpa".
     """
     _check_arguments(module, query, value, s_aux, dropout, kwargs)
     queries, keys = query.shape[2], key.shape[2]
@@ -156,7 +156,7 @@ def softmax1_attention_forward(
             f"says so: {SOFTMAX1} needs the mask"
         )
     if causal and queries > 1:
-        # Further keys are those of a static cache that are not written yet.
+        # `attend` is causal. Further keys are those of a static cache that are not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
     # Every query sees all keys: full attention, or a single last query.
     check_kernel(q)

@@ -268,8 +268,9 @@ class _Request:
     def _prepare(self, show: Display) -> _Prepared:
         """Read the reference and the text, and choose the layers.
 
-        All that can be checked is checked before the text is read, before the layers are measured,
-        which takes time, and of the final recipe.
+        What can be checked is checked early, because reading and measuring take time: the number of
+        layers before the text is read, a recipe without angles before they are measured, and last
+        the final recipe.
         """
         reference, source = _load_reference(self.source, self.tokenizer, self.out, show)
         options = _fill_from_reference(self.options, reference)

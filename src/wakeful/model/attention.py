@@ -238,6 +238,7 @@ class Attention(HasRoles, nn.Module):
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
         self.shared_kinds: tuple[Kind, ...] = tuple(sorted(plan.shared_kinds[layer]))
+        """What later layers read of this one: "query", "key", "value", "keys", "values"."""
         # The layer's routes by the method that they override, in plain lists: the decoder owns
         # the routes and their parameters.
         routes = plan.routes[layer]

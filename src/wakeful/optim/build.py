@@ -75,10 +75,10 @@ def build_optimizer(
     The three named optimizers decouple weight decay; others, such as torch.optim:SGD, may not.
 
     Raises:
-        WakefulError: the name or an option is unknown, a value is out of range, or `decay_groups`
-            refuses the parameters.
+        WakefulError: the name or an option is unknown, an option is given twice, a value is out of
+            range, `decay_groups` refuses the parameters, or what is built is no optimizer.
     """
-    build = optimizer_of(optimizer, imports=True)
+    build = optimizer_of(optimizer, imports=True)  # its keywords are the expression's arguments
     title = optimizer if isinstance(optimizer, str) else getattr(build.func, "__name__", "it")
     accepted = optimizer_options(build)
     for key in options:
@@ -87,8 +87,8 @@ def build_optimizer(
     for key in build.keywords:
         if key in options or key == "weight_decay":
             raise WakefulError(
-                f"{title}: {key} is set beside the expression, in a configuration by a field of "
-                "[optimizer] or train.seed; leave it out of the expression"
+                f"{title}: leave {key} out of the expression; it is an argument of its own (in a "
+                "configuration, a field of [optimizer] or train.seed)"
             )
     all_options = options | build.keywords
     eps = all_options.get("eps")

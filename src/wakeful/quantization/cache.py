@@ -54,8 +54,9 @@ class QuantizedCache(FixedDtypeModule):
         """Return keys or values (B, L, G, d) after rounding them; `part` says which of the two they
         are.
 
-        While `calibrating`, return them unrounded and only widen the recorded range to include
-        them.
+        Where the scheme has fixed scales, they come from recorded ranges; while `calibrating`, such
+        keys or values are returned unrounded and only widen their range. Otherwise each head of a
+        token has a scale of its own.
         """
         rows = heads.flatten(0, -2).float()  # one head of a token each: (B·L·G, d)
         bounds: Tensor | None = getattr(self, part)

@@ -194,7 +194,9 @@ class _TunedLinear(torch.autograd.Function):
         layer: QuantizedLinear,
         initial_scale: Tensor,
     ) -> Float[Tensor, "M N"]:
-        """Return x Ŵᵀ, with scales s₀·exp(θ), (N, G) or (1, 1), as the layer would store them."""
+        """Return x Ŵᵀ, Ŵ dequantized with the scales `initial_scale`·exp(`log_ratio`), (N, G) or
+        (1, 1), rounded to the dtype in which the layer stores scales.
+        """
         operands = layer.operands
         scale = _tuned_scale(layer, initial_scale, log_ratio).float()
         ctx.operands = replace(operands, scales=replace(operands.scales, scale=scale))

@@ -325,8 +325,8 @@ def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> 
 def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the options of the legends that a page draws once for all of its charts, by field.
 
-    There is one for each field that is encoded as a shape or dash without a legend of the chart's
-    own and has several names, if the chart's names can be switched on and off; otherwise none.
+    If the chart's names can be switched on and off, there is one for each field that is drawn as
+    dashes or shapes, has several names, and whose own legend is off. Otherwise there is none.
     """
     parameter_names = [parameter["name"] for parameter in spec.get("params", ())]
     if HIDDEN not in parameter_names:  # no names can be switched off
@@ -334,11 +334,14 @@ def legends(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     options: dict[str, dict[str, Any]] = {}
     for channel, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
         for encoding in _encodings(spec):
-            if channel not in encoding or encoding[channel].get("legend", {}) is not None:
+            if channel not in encoding:
                 continue
-            if len(encoding[channel]["scale"]["domain"]) > 1:
+            scaled = encoding[channel]
+            if "legend" not in scaled or scaled["legend"] is not None:  # drawn, unless it is null
+                continue
+            if len(scaled["scale"]["domain"]) > 1:
                 # Opaque: otherwise a symbol has the opacity of the line's band.
-                options[encoding[channel]["field"]] = symbol | {"symbolOpacity": 1}
+                options[scaled["field"]] = symbol | {"symbolOpacity": 1}
     return options
 
 
