@@ -282,7 +282,9 @@ def split_by_source(spool: Spool, validation: Spool) -> Split:
 
 
 def _check_can_be_cut(document: Document, fraction: float) -> None:
-    """Raise `WakefulError` where one of the only document's two parts would be blank."""
+    """Raise `WakefulError` if cutting the only document there is into training and validation text
+    leaves one part blank.
+    """
     end = _training_end(document.text, fraction)
     if not document.text[:end].strip() or not document.text[end:].strip():
         raise WakefulError(

@@ -99,8 +99,9 @@ def choose_prefix(
 ) -> SinkChoice:
     """Choose the token to store before a model's text.
 
-    It is BOS where that takes the sink at no loss: no other token is measured then. `known` are
-    trials on these windows that need not be measured again.
+    It is BOS, without measuring other tokens, if the model's loss with BOS stored is no higher than
+    without and the text's first token is then no sink; otherwise the best of the likely sink
+    tokens. `known` are trials on these windows that need not be measured again.
 
     Raises:
         WakefulError: the model has a stored prefix already.
@@ -111,7 +112,8 @@ def choose_prefix(
             decoder, windows, loaded.start_tokens("on"), opening=opening, known=known
         )
         known = choice.trials
-        # `best` has no tokens if storing nothing is best.
+        # `best` has no tokens if storing nothing is best; its share is that of the text's first
+        # token in the attention.
         if choice.best.tokens and choice.best.share <= free_share(windows.shape[1]):
             return choice
     return choose_sink_tokens(

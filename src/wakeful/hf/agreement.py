@@ -116,11 +116,11 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
 
 
 def exact_rotary_frequencies(model: nn.Module) -> list[_Change]:
-    """Return the attribute changes, for `change_attributes`, that give 16-bit rotary frequencies
-    of our decoder or of a Transformers model their float32 values again.
+    """Return attribute changes, for `change_attributes`, that put float32 values in place of a
+    model's 16-bit rotary buffers: cosines and sines of our decoder, `inv_freq` of Transformers.
 
-    `module.half()` casts these buffers and `from_pretrained` does not, so that a cast model would
-    differ from the loaded one.
+    `module.half()` casts these buffers and `from_pretrained` does not: without the changes, a cast
+    model would differ from a loaded one.
     """
     changes: list[_Change] = []
     for module in model.modules():

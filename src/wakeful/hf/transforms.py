@@ -57,8 +57,8 @@ def transforms_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def remove_transforms(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Remove `transform_config` from a configuration, in place, so that Transformers loads the
-    model; return the configuration.
+    """Remove `transform_config` and the status that makes Transformers refuse the folder from a
+    configuration, in place; return the configuration.
     """
     quantized: dict[str, Any] = config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     del quantized[FIELD]

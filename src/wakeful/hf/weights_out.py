@@ -290,12 +290,12 @@ def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, ro
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: int) -> Ids:
-    """Write a tokenizer's files; return the ids of its BOS, EOS and pad tokens by the names of
-    their fields in configurations.
+    """Write a tokenizer's files, with `max_length` as its `model_max_length`; return the ids of its
+    BOS, EOS and pad tokens by the names of their fields in configurations.
 
-    Ids in its generation settings, which may have several EOS tokens, take priority over the
-    tokenizer's own. A pad token without one of the embedding's `rows` is left out with a warning,
-    also from the written settings.
+    Ids in the generation_config.json that came with the tokenizer, which may have several EOS
+    tokens, take priority over its own. A pad id for which the embedding of `rows` rows has none is
+    left out with a warning, also from that file.
     """
     tokenizer.save(folder)
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}

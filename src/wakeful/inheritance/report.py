@@ -166,7 +166,9 @@ def inheritance_report(path: str | Path) -> Report:
 
 
 def _final_table(summary: InheritanceSummary) -> Table:
-    """Return the final loss, differences, size and tokens of the reference and each model."""
+    """Return the final loss, differences, size and tokens of the reference and of each arm, a model
+    trained here; "parity" marks an arm that reached the reference's loss.
+    """
     reference, heir = summary.reference, summary.heir
     parameters = f"{reference.parameters / 1e6:.1f} M"
     rows: list[list[Cell | str]] = [

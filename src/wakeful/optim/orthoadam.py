@@ -137,7 +137,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 name = names[number] if names else f"parameter {len(self._rotated)}"
                 _check_dtype(name, parameter)
                 self._rotated[parameter] = RotatedParameter(name, tuple(parameter.shape))
-            if self._constructed:
+            if self._constructed:  # the constructor decides for all its groups at its end
                 self._decide_axes([group])
         except WakefulError:
             self.param_groups.pop()

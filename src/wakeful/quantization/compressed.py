@@ -643,8 +643,8 @@ def _decoder_to_stock_model(
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:
-    """Return the rotation matrix M (K, K) of a decoder's `down` projections, which read x M where
-    their unrotated inputs are x.
+    """Return the matrix M (K, K) that rotates the inputs x of every `down` projection of a decoder:
+    the projection reads x M.
     """
     down: Any = model.get_submodule("blocks.0.mlp.down")
     return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))

@@ -314,9 +314,10 @@ class FormatSearch:
 
         Embeddings are rounded to nearest, whatever the format's method.
         """
-        schemes = {  # those that fit at least one group of layers
+        names_by_group = self.unscored.format_names  # the formats that fit each group of layers
+        schemes = {
             name: scheme for name, scheme in self.engine.schemes.items()
-            if any(name in names for names in self.unscored.format_names)
+            if any(name in names for names in names_by_group)
         }  # fmt: skip
         formats = quantize_layers(
             self.model, self.layers, schemes, self.rounding_text, whole_groups=True,

@@ -96,10 +96,10 @@ def format_scheme_estimates(figures: Mapping[str, Any], num_sequences: int) -> d
 
 
 def perplexity_with_interval(figures: Mapping[str, Any], num_sequences: int) -> str:
-    """Return a perplexity as text, with its 95% interval: exp of that of the loss.
+    """Return a perplexity as text with its 95% interval: exp of the ends of the loss's interval.
 
     `figures` holds perplexity and perplexity_standard_error; where either is None, there is no
-    interval.
+    interval. It is Student's t over `num_sequences` sequences.
     """
     value, error = figures["perplexity"], figures["perplexity_standard_error"]
     if value is None or error is None:

@@ -72,7 +72,7 @@ def _table_grid(table: Table) -> Grid:
             grid.add_column(_line(name), no_wrap=fits, max_width=_LONGEST, overflow="fold")
         else:
             grid.add_column(_line(name), justify="right")
-    # Notes under figures are left out of a table of a named style: a terminal has no room for them.
+    # A table with a `kind` is too wide for a terminal with the notes under its figures.
     with_notes = not table.kind
     for row in zip(*(cells for _, cells in columns), strict=True):
         grid.add_row(*(_cell_line(cell, with_notes=with_notes) for cell in row))

@@ -350,7 +350,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the table that a JSON file holds.
 
     Raises:
-        WakefulError: it is missing, not a file, or not a JSON object of numbers that are finite.
+        WakefulError: it is missing, not a file, not a JSON object, or has a number that is not
+            finite.
     """
     if path.exists() and not _is_plain(path):  # a pipe would be waited for
         raise WakefulError(f"{path} is not a file")

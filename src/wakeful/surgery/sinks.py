@@ -63,13 +63,14 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     """Return a decoder with learned sinks whose logits are nearly those of `decoder` after `token`.
 
     With k_z and v_z the token's key and value, keys become k_j − k_z and values v_j − v_z, and the
-    denominator of the softmax gets e^s, s = 0. Without rotary positions and normalized keys this is
-    the same function. RoPE rotates the shift of the keys, so there the mean shift over positions is
-    taken, and s chosen so that the sink gets the token's mean weight on `text`. All weights but the
-    attention's biases are shared with `decoder`, which is not changed.
+    denominator of the softmax gets e^s, s = 0; the output's bias gets W_o v_z. With neither rotary
+    positions nor normalized keys this is the same function. RoPE rotates the shift of the keys, so
+    there the shift is the mean over positions, and s is chosen so that the sink gets the token's
+    mean weight on `text`. All weights but the attention's biases and learned positions are shared
+    with `decoder`, which is not changed.
 
     Args:
-        decoder: of an ordinary softmax and route.
+        decoder: a decoder with softmax and the plain value route.
         token: id of the token that the sinks replace, as if it stood before every sequence.
         text: sequences to fit the sinks on.
 
@@ -84,7 +85,9 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     tensors: dict[str, Tensor] = {}
 
     def replace_token(layer: int, heads: tuple[Any, ...]) -> None:
-        """Set a layer's sinks and biases from its queries, and keys and values with the token's."""
+        """Set a layer's sinks and biases. `heads` are its queries, keys and values; the token's key
+        and value come first.
+        """
         q, k, v = heads
         attention = attentions[layer]
         shift, rotated_shift = _key_shift(decoder, layer, k[:1, :1], text.shape[1])
