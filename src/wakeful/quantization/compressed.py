@@ -650,25 +650,22 @@ def _inner_rotation(model: nn.Module) -> Tensor:
     return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))
 
 
-def _norm_weight_offsets(model: nn.Module) -> dict[str, float]:
-    """Return the constant c that each norm adds to its weight w, by the name of the weight.
+def _weight_offset(norm: nn.Module) -> float:
+    """Return the constant c that a norm adds to its weight w: 1 in a Gemma model, 0 in most others.
 
-    c is 1 in a Gemma model and 0 in most others. A norm's output is linear in its weight,
-    y(w) = n (w + c), so that c = |y(0)| / (|y(1)| − |y(0)|).
+    A norm's output is linear in its weight, y(w) = n (w + c), so that
+    c = |y(0)| / (|y(1)| − |y(0)|).
     """
-    offsets: dict[str, float] = {}
-    for name in readers_of_norms(model):
-        norm = copy.deepcopy(model.get_submodule(name)).float()
-        weight = norm.get_parameter("weight").requires_grad_(False)
-        if getattr(norm, "bias", None) is not None:
-            norm.get_parameter("bias").requires_grad_(False).zero_()
-        x = torch.linspace(1, 2, len(weight), device=weight.device)[None, None]
-        weight.fill_(0.0)
-        size_at_0 = norm(x).abs().sum()
-        weight.fill_(1.0)
-        size_at_1 = norm(x).abs().sum()
-        offsets[f"{name}.weight"] = round(float(size_at_0 / (size_at_1 - size_at_0)), 3)
-    return offsets
+    norm = copy.deepcopy(norm).float().requires_grad_(False)
+    weight = norm.get_parameter("weight")
+    if getattr(norm, "bias", None) is not None:
+        norm.get_parameter("bias").zero_()
+    x = torch.linspace(1, 2, len(weight), device=weight.device)[None, None]
+    weight.fill_(0.0)
+    size_at_0 = norm(x).abs().sum()
+    weight.fill_(1.0)
+    size_at_1 = norm(x).abs().sum()
+    return round(float(size_at_0 / (size_at_1 - size_at_0)), 3)
 
 
 def _transformers_layout(config: PreTrainedConfig) -> _TransformersLayout:
@@ -741,9 +738,9 @@ def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
     }
     if not divisors:
         return {}
-    offsets = _norm_weight_offsets(model) if as_decoder(model) is None else {}
+    is_decoder = as_decoder(model) is not None  # whose norms multiply by their weights
     folded: dict[str, Tensor] = {}
-    for norm, readers in readers_of_norms(model).items():
+    for name, readers in readers_of_norms(model).items():
         reader_divisors = [divisors.pop(reader) for reader in readers if reader in divisors]
         if not reader_divisors:
             continue
@@ -751,13 +748,14 @@ def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
         all_equal = all(torch.equal(other, divisor) for other in reader_divisors)
         if len(reader_divisors) < len(readers) or not all_equal:
             raise _different_divisors(readers)
-        for part in ("weight", "bias"):
-            parameter = getattr(model.get_submodule(norm), part, None)
+        norm = model.get_submodule(name)
+        weight_offset = 0.0 if is_decoder else _weight_offset(norm)
+        for part, offset in (("weight", weight_offset), ("bias", 0.0)):
+            parameter = getattr(norm, part, None)
             if parameter is not None:
                 # The norm multiplies by weight + offset: that sum is to be divided.
-                offset = offsets.get(f"{norm}.{part}", 0.0)
                 value = (parameter.detach().float() + offset) / divisor - offset
-                folded[f"{norm}.{part}"] = value.to(parameter.dtype)
+                folded[f"{name}.{part}"] = value.to(parameter.dtype)
     _refuse_unfolded_divisors(divisors)
     return folded
 
