@@ -120,8 +120,7 @@ def check_causal(name: str, model: nn.Module) -> None:
     Our decoder is causal by construction, and is not run. A quantized model was checked before it
     was quantized: dynamic scales of a whole sequence change all its logits a little.
     """
-    is_quantized_already = any(hasattr(module, "scheme") for module in model.modules())
-    if as_decoder(model) is not None or is_quantized_already:
+    if as_decoder(model) is not None or is_quantized(model):
         return
     embedding = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
     assert isinstance(embedding, nn.Module)

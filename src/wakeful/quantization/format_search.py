@@ -295,7 +295,8 @@ class FormatSearch:
             if formats[name] != self.engine.full_precision
         }
         uniform_choices = candidates.uniform_choices
-        uniform_names = uniform_formats_to_measure(uniform_choices, allocation.bytes)
+        num_smaller = sum(choice.bytes < allocation.bytes for choice in uniform_choices.values())
+        uniform_names = list(uniform_choices)[: num_smaller + 1]  # and the first that is not
         uniform_models = {
             name: self._build_model(candidates, dict.fromkeys(candidates.layers, name))
             for name in uniform_names
@@ -403,15 +404,6 @@ class FormatSearch:
                 "text by more; allow more, or name more --calibration_sequences"
             )
         return best
-
-
-def uniform_formats_to_measure(uniform: Mapping[str, FormatChoice], size: float) -> list[str]:
-    """Return the names of the uniform formats to compare with formats that take `size` bytes.
-
-    `uniform` is in increasing order of bytes: all smaller formats, and the first that is not.
-    """
-    num_smaller = sum(choice.bytes < size for choice in uniform.values())
-    return list(uniform)[: num_smaller + 1]
 
 
 def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

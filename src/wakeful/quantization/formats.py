@@ -109,7 +109,7 @@ class _LayerRounding:
         if method.sequential and len(self.schemes) > 1:
             raise WakefulError(f"{method} rounds block after block, one format at a time")
         token_weights = None
-        if method.weighs_tokens:
+        if method.weighting == "loss":
             token_weights = compute_token_weights(model, layers, self.text)
         norm_readers: set[str] = set()
         if method.norms:

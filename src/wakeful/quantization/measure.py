@@ -5,7 +5,7 @@ of a sequence, K input channels, N output channels, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from wakeful.probes.experts import Experts
 from wakeful.probes.running import block_paths, check_causal, logits_of
 from wakeful.quantization.calibration import linear_product
 from wakeful.quantization.convert import prepare_model, quantized_layers
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""
@@ -127,7 +128,7 @@ def measure_damage(
     quantized: dict[str, nn.Module],
     sequences: Sequence[Int[Tensor, "1 L"]],
     *,
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Measurement:
     """Compare a model with its quantized versions (by scheme name) on the same sequences.
 
@@ -145,6 +146,7 @@ def measure_damage(
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
+    on_progress(0, len(sequences))
     for done, tokens in enumerate(sequences, start=1):
         with _record_layer_errors(prepared, quantized, figures):
             reference, targets = logits_and_targets(model, tokens)
@@ -156,7 +158,7 @@ def measure_damage(
             logits, _ = logits_and_targets(quantized_model, tokens)
             totals[scheme].nll.append(total_nll(logits, targets))
             totals[scheme].divergence.append(total_kl(reference, logits))
-        on_progress(done)
+        on_progress(done, len(sequences))
     if not all(map(math.isfinite, full.nll)):
         raise WakefulError(
             f"{name}'s loss is not finite even before quantization: "

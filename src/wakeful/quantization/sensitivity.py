@@ -6,7 +6,7 @@ model writes itself; it ranks layers with less text. `wakeful.quantization.score
 one backward pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,6 +23,7 @@ from wakeful.quantization.convert import prepare_model, quantized_layers
 from wakeful.quantization.damage import Damage, estimate_fields
 from wakeful.quantization.layerwise import layers_from_block_on
 from wakeful.quantization.measure import logits_and_targets, loss_and_kl_per_sequence
+from wakeful.terminal.display import OnProgress, ignore_progress
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def measure_layer_costs(
     quantized_model: nn.Module,
     sequences: Sequence[Int[Tensor, "1 L"]],
     *,
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> list[LayerCost]:
     """Return the loss increase and the KL of quantizing each layer alone, the costliest first.
 
@@ -73,7 +74,7 @@ def measure_layer_costs(
             increase = mean_and_error((losses - full_losses).tolist())
             size = sum(tensor.nbytes for tensor in layers[name].state_dict().values())
             costs.append(LayerCost(name, increase, mean_and_error(kl.tolist()), size))
-            on_progress(len(costs))
+            on_progress(len(costs), len(layers))
     finally:
         put(quantized_model, layers)
     return sorted(costs, key=lambda cost: -cost.alone[0])

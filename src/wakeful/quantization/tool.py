@@ -25,13 +25,7 @@ from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, sour
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import calibrate_cache, check_cache_support, quantize_cache
 from wakeful.quantization.compressed import check_compressed, compressed_config, state_bytes
-from wakeful.quantization.convert import (
-    linear_layers,
-    prepare_model,
-    quantize_module,
-    quantized_layers,
-    scheme_of,
-)
+from wakeful.quantization.convert import linear_layers, prepare_model, quantize_module, scheme_of
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.engines import ENGINES, EngineFormats
 from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, split_text
@@ -47,7 +41,7 @@ from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
 from wakeful.quantization.tuning import sequences_per_step
 from wakeful.runs.run import Environment
 from wakeful.switches import default_torch_state
-from wakeful.terminal.display import Display, DisplayFactory
+from wakeful.terminal.display import DisplayFactory
 
 
 @overload
@@ -197,6 +191,7 @@ class _Quantizer:
         anything is quantized.
         """
         loaded, options, counts = self._load_next(), self.options, self.counts
+        show = self.session.show
         prepared = prepare_model(loaded.module, options.skip)
         layers = self._layers_to_quantize(prepared)
         if options.cache or any(scheme.cache is not None for scheme in self.schemes):
@@ -222,14 +217,25 @@ class _Quantizer:
                 for name, module in mixed_model.modules.items()
             }
             schemes = mixed_model.schemes
+        modules = {name: model.module for name, model in models.items()}
         costs: list[LayerCost] = []
-        if options.sensitivity:
-            costs = self._measure_layer_costs(loaded, models, measured)
+        if options.sensitivity:  # of the only scheme
+            costs = measure_layer_costs(
+                loaded.module, next(iter(modules.values())), measured,
+                on_progress=partial(show.count, f"{loaded.name}: layers alone"),
+            )  # fmt: skip
         damage = None
         if measured:
-            damage = _measure_damage(loaded, models, schemes, measured, self.session.show)
-            if mixed_model is not None:
-                damage = replace(damage, bytes=mixed_model.bytes)  # of files, embeddings included
+            measurement = measure_damage(
+                loaded.name, loaded.module, modules, measured,
+                on_progress=partial(show.count, f"{loaded.name}: sequences"),
+            )  # fmt: skip
+            if mixed_model is None:
+                sizes = {name: state_bytes(model.module, model.stored)
+                         for name, model in models.items()}  # fmt: skip
+            else:
+                sizes = mixed_model.bytes  # of files, embeddings included
+            damage = Damage(measurement, schemes, _original_bytes(loaded), sizes)
         head, machine = _output_head(prepared), self.session.machine
         method = _method_table(
             loaded, options, text.name or options.source, len(layers), length, counts.calibration,
@@ -292,17 +298,6 @@ class _Quantizer:
             head = _output_head(prepared)
             layers = {name: layer for name, layer in layers.items() if layer is not head}
         return layers
-
-    def _measure_layer_costs(
-        self, loaded: Model, models: Mapping[str, Model], sequences: Sequence[Tensor]
-    ) -> list[LayerCost]:
-        """Return the cost of each layer alone under the only scheme, with progress shown."""
-        quantized_model = next(iter(models.values())).module
-        label, num_layers = f"{loaded.name}: layers alone", len(quantized_layers(quantized_model))
-        return measure_layer_costs(
-            loaded.module, quantized_model, sequences,
-            on_progress=lambda done: self.session.show.count(label, done, num_layers),
-        )  # fmt: skip
 
     def _create_search(
         self, loaded: Model, engine: EngineFormats, prepared: nn.Module,
@@ -507,28 +502,6 @@ def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models:
             "the other: name two separate folders"
         )
     refuse_existing(Path(options.save))
-
-
-def _measure_damage(
-    loaded: Model,
-    models: Mapping[str, Model],
-    schemes: dict[str, Scheme],
-    sequences: list[Tensor],
-    show: Display,
-) -> Damage:
-    """Measure quantized models (by scheme name) on sequences, with progress shown."""
-    label, total = f"{loaded.name}: sequences", len(sequences)
-    show.count(label, 0, total)
-    measurement = measure_damage(
-        loaded.name,
-        loaded.module,
-        {scheme: model.module for scheme, model in models.items()},
-        sequences,
-        on_progress=lambda done: show.count(label, done, total),
-    )
-    full_bytes = _original_bytes(loaded)
-    sizes = {scheme: state_bytes(model.module, model.stored) for scheme, model in models.items()}
-    return Damage(measurement, schemes, full_bytes, sizes)
 
 
 def _original_bytes(loaded: Model) -> int:

@@ -499,8 +499,8 @@ class NvE2M1(_E2M1):
         outer = self.outer if outer is None else outer
         if outer is None:
             outer = self._compute_outer_scale(group_max, sequences)
-        scale = _round_scale_to_e4m3(group_max / self.largest / outer)
-        return Scales(scale, None, outer, self.group)
+        scale = (group_max / self.largest / outer).clamp(_LEAST_E4M3, E4M3.largest)
+        return Scales(scale.to(torch.float8_e4m3fn).float(), None, outer, self.group)
 
     def _compute_outer_scale(self, group_max: Tensor, sequences: int) -> Tensor:
         """Return the outer scales for groups with these largest |x| (M, G): (M, 1), or (1, 1) for
@@ -513,10 +513,6 @@ class NvE2M1(_E2M1):
         if 1 < len(outer) < len(group_max):  # one for each sequence: repeat it for the rows
             outer = outer.repeat_interleave(len(group_max) // len(outer), 0)
         return outer
-
-
-def _round_scale_to_e4m3(scale: Tensor) -> Tensor:
-    return scale.clamp(_LEAST_E4M3, E4M3.largest).to(torch.float8_e4m3fn).float()
 
 
 _LEAST_E4M3 = 2.0**-9

@@ -56,11 +56,6 @@ class Method(FieldVariant, ABC):
     """True where only the inputs of layers that read a norm's output are divided."""
 
     @property
-    def weighs_tokens(self) -> bool:
-        """True where tokens count in XᵀX by their loss sensitivity."""
-        return self.weighting == "loss"
-
-    @property
     def divides_inputs(self) -> bool:
         """True where the method divides a layer's inputs."""
         return type(self).compute_divisor is not Method.compute_divisor
