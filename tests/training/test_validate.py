@@ -17,8 +17,11 @@ from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.model.decoder import Decoder
+from wakeful.reports.html import write_page
+from wakeful.training.compared import read_comparison
 from wakeful.training.loop import train_run
 from wakeful.training.objective import make_loss
+from wakeful.training.report import comparison_report
 from wakeful.training.setup import make_decoder, resolve_config
 from wakeful.training.validation import mean_loss, window_losses
 
@@ -150,7 +153,7 @@ def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_keeps_documents_apart_resumes_to_the_bit(
+def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"data": {"cross_documents": False}, "train": {"steps": 5, "checkpoint_every": 2}}
@@ -166,3 +169,8 @@ def test_a_run_that_keeps_documents_apart_resumes_to_the_bit(
     assert [row["loss"] for row in cut.metrics()] == [
         row["loss"] for row in uninterrupted.metrics()
     ]
+    for run, word in ((uninterrupted, "false"), (crossing, "true")):
+        page = write_page(
+            comparison_report(read_comparison(run.path), title="t"), tmp_path / "page.html"
+        )
+        assert f"cross_documents = {word}" in page.read_text("utf-8")

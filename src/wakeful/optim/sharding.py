@@ -60,8 +60,7 @@ def write_back(parameter: Tensor, part: Tensor, layout: TensorPlacements) -> Non
     """
     if isinstance(parameter, DTensor) and parameter.placements != layout:
         computed = _assemble(part.contiguous(), parameter, layout)
-        own_part = computed.redistribute(placements=parameter.placements).to_local()
-        parameter.to_local().copy_(own_part)
+        own_part(parameter).copy_(local_part(computed, parameter.placements))
 
 
 def zeros(
@@ -88,7 +87,7 @@ def _assemble(part: Tensor, like: DTensor, layout: TensorPlacements) -> DTensor:
 def fill_moment(moment: Tensor, saved: Tensor) -> Tensor:
     """Copy a saved moment, whole or sharded in any way, into `moment`; return `moment`."""
     if not isinstance(moment, DTensor):
-        return moment.copy_(saved.full_tensor() if isinstance(saved, DTensor) else saved)
+        return moment.copy_(full_tensor(saved))
     if not isinstance(saved, DTensor):
         saved = distribute_tensor(saved, moment.device_mesh, moment.placements)
     moment.to_local().copy_(local_part(saved, moment.placements))
