@@ -1,12 +1,8 @@
-"""SHA-256 of files and of models' weights."""
+"""SHA-256 of files and of values."""
 
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def file_sha256(path: Path) -> str:
@@ -23,14 +19,3 @@ def joined_sha256(*parts: object) -> str:
 def json_digest(value: object) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def state_sha256(model: "nn.Module", about: str = "") -> str:
-    """Return the SHA-256 of the text `about` followed by a model's state: the names of its tensors,
-    and their values as float32.
-    """
-    digest = hashlib.sha256(about.encode())
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy())
-    return digest.hexdigest()
