@@ -26,7 +26,7 @@ class DepthMix(Variant, nn.Module, ABC):
 
     def reads(self, number: int) -> frozenset[int]:
         """Return the numbers of the earlier hidden states that `forward` needs after block
-        `number`, without that block's own output.
+        `number`. That block's own output is not among them.
         """
         return frozenset()
 
@@ -39,37 +39,43 @@ class DepthMix(Variant, nn.Module, ABC):
         return {}
 
     def start_plain(self) -> str:
-        """Set the parameters to the plain stream; return what the mix changes nevertheless, as a
-        sentence, "" if nothing. See `ValueRoute.start_plain`.
+        """Return what the mix changes in a model that inherits plain blocks, as a sentence; "" if
+        nothing.
+
+        A subclass with parameters first sets them so that the stream is the plain one, or as close
+        as it can be. This base class sets none.
         """
         return "" if str(self) == self.neutral else f"{self} changes the stream between blocks"
 
     def take_over(self, reference: "DepthMix", sources: Sequence[int]) -> None:
-        """Copy the trained parameters of the same mix in another decoder, after `start_plain`.
+        """Copy the trained parameters of `reference`, the same mix in another decoder.
 
-        Layer n here was layer `sources[n]` there; −1 is a new layer, which keeps its parameters.
+        Layer n here was layer `sources[n]` there. Where that is −1, a new layer, the parameters
+        stay as `start_plain` has set them. This base class has no parameters to copy.
 
         Raises:
             WakefulError: the parameters do not apply to layers in this order.
         """
-        if next(self.parameters(), None) is not None:
+        if next(self.parameters(), None) is not None:  # a subclass that does not override this
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
 
     def first_layers(self, sources: Sequence[int]) -> int:
-        """Return how many layers are inherited: these must be the first here and there, in order.
+        """Return the number k of inherited layers, after a check that layers 0 to k − 1 here are
+        layers 0 to k − 1 of the reference.
 
-        `sources` are as in `take_over`.
+        Layer n here was layer `sources[n]` there; −1 is a new layer.
 
         Raises:
-            WakefulError: they are other layers, to which weights by layer number do not apply.
+            WakefulError: other layers are inherited, so that weights by a layer's number do not
+                apply to them.
         """
-        inherited = [source for source in sources if source >= 0]
-        if list(sources[: len(inherited)]) != list(range(len(inherited))):
+        num_inherited = sum(source >= 0 for source in sources)
+        if list(sources[:num_inherited]) != list(range(num_inherited)):
             raise WakefulError(
                 f"{self} sums blocks by their number: only the first layers of the reference keep "
                 f"theirs, not {list(sources)}"
             )
-        return len(inherited)
+        return num_inherited
 
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
         """Return the stream (B, L, D) after block `number`, given the block's output `x`."""
@@ -89,19 +95,21 @@ class SublayerMix(DepthMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy parameters, named `kind.sublayer…`, from the sublayers that these were in the
-        reference: those of layer `sources[n]` for layer n, and the final norm.
+        """Copy the parameters of each layer n from layer `sources[n]` of `reference`, and those of
+        the final norm from its final norm. A new layer, −1, keeps its parameters.
 
-        Sublayers are counted from 0 there: layer n has 2n and 2n + 1, the final norm 2N.
+        A parameter is named `kind.sublayer`, perhaps with more after it. In names sublayers count
+        from 0: layer n has 2n and 2n + 1, and the final norm 2N.
         """
-        parameters = dict(reference.named_parameters())
-        layer_sources = [*sources, reference.num_layers]  # with the final norm's
+        trained = dict(reference.named_parameters())
+        # As a layer with the number N, the final norm comes from the final norm.
+        layer_sources = [*sources, reference.num_layers]
         for name, parameter in self.named_parameters():
             kind, sublayer, *rest = name.split(".")
             source = layer_sources[int(sublayer) // 2]
             if source >= 0:
                 source_sublayer = 2 * source + int(sublayer) % 2
-                parameter.copy_(parameters[".".join([kind, str(source_sublayer), *rest])])
+                parameter.copy_(trained[".".join([kind, str(source_sublayer), *rest])])
 
     @abstractmethod
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
@@ -115,9 +123,10 @@ class SublayerMix(DepthMix):
         """
 
     def qkv_inputs(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs of the query, key and value projections of attention `number`.
+        """Return the inputs (query's, key's, value's) of the projections of attention `number`, a
+        sublayer, before the attention's norm, which is applied to each of the three.
 
-        If a mix overrides this, the attention's norm is applied to each of the three.
+        By default all three are the sublayer's input `x`, and the norm is applied once.
         """
         return x, x, x
 

@@ -23,6 +23,7 @@ class DenseFormer(DepthMix):
     neutral = "denseformer"
 
     def __init__(self, *, dilation: int = 1, period: int = 1) -> None:
+        """Store the options; raise `WakefulError` if one is less than 1."""
         super().__init__()
         if dilation < 1 or period < 1:
             raise WakefulError(
@@ -32,15 +33,18 @@ class DenseFormer(DepthMix):
         self.period = period
 
     def attach(self, shape: Shape) -> None:
-        """Make the weights of every `period`-th layer over earlier outputs and its own: initially 1
-        for its own and 0 for the others.
+        """Create the weights of the average after every `period`-th block: at first 1 for the
+        block's own output, the last of them, and 0 for earlier hidden states.
+
+        Raises:
+            WakefulError: no block is followed by an average, as `period` is longer than the layers.
         """
         super().attach(shape)
         self.weights = nn.ParameterDict()
         for number in range(1, shape.num_layers + 1):
             if number % self.period == 0:
-                terms = len(self._terms(number)) + 1
-                start = torch.zeros(terms)
+                num_terms = len(self._terms(number)) + 1  # with the block's own output
+                start = torch.zeros(num_terms)
                 start[-1] = 1.0
                 self.weights[str(number)] = nn.Parameter(start)
         if not self.weights:
@@ -50,24 +54,33 @@ class DenseFormer(DepthMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Set each average to the block's own output, which is the plain stream; return ""."""
         for weights in self.weights.values():
             weights.zero_()[-1] = 1.0
         return ""
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy the weights of inherited layers, which must be the reference's first (`sources`)."""
+        """Copy the trained weights of `reference` for the inherited layers.
+
+        Layer n was layer `sources[n]` there; −1 is a new layer, which keeps its weights.
+
+        Raises:
+            WakefulError: the inherited layers are not the first ones here and there, in order.
+        """
         assert isinstance(reference, DenseFormer)
         num_inherited = self.first_layers(sources)
         for number, weights in self.weights.items():
-            if int(number) <= num_inherited:
+            if int(number) <= num_inherited:  # blocks are numbered from 1
                 weights.copy_(reference.weights[number])
 
     def reads(self, number: int) -> frozenset[int]:
         return frozenset() if number % self.period else frozenset(self._terms(number))
 
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
-        """Return the weighted sum of a block's output and earlier hidden states."""
+        """Return the weighted sum of a block's output `x` and earlier `hiddens`; `x` itself after a
+        block without an average.
+        """
         if number % self.period:  # no average after this block
             return x
         weights = self.weights[str(number)].to(x.dtype).unbind()

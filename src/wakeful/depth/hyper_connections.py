@@ -39,9 +39,12 @@ class HyperConnections(SublayerMix):
         self.dynamic = dynamic
 
     def attach(self, shape: Shape) -> None:
-        """Create each sublayer's weights: `width`, A (n, n + 1), of the streams in its input and in
-        the new streams; `depth`, B (n), of its output in these; and if `dynamic`, [W W'] (`maps`)
-        and [s_A s_B] (`scales`), which make what a token adds to both.
+        """Create the parameters of each sublayer, and set them to the plain stream.
+
+        With n streams, `width` is the matrix A (n, n + 1): column 0 mixes the streams into the
+        sublayer's input, and the other columns mix them into the new streams. `depth` is B (n), the
+        weights with which the sublayer's output is added to the new streams. If `dynamic`, `maps`
+        are [W W'] and `scales` [s_A s_B], by which each token changes A and B.
         """
         super().attach(shape)
         n, sublayers = self.streams, range(2 * shape.num_layers)
@@ -58,7 +61,9 @@ class HyperConnections(SublayerMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set all parameters to the start that the class describes, which is the plain stream."""
+        """Set all parameters to the start that the class describes, which is the plain stream, and
+        return "".
+        """
         for sublayer, (width, depth) in enumerate(zip(self.width, self.depth, strict=True)):
             # Column 0 is A_i0, of the sublayer's input; the others are A_ij, of the new streams.
             width.zero_()[:, 1:].fill_diagonal_(1.0)
@@ -70,22 +75,25 @@ class HyperConnections(SublayerMix):
         return ""
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        """Return the first sublayer's input and the state; all streams are the embedding `x`."""
         return self._read(0, x.expand(self.streams, *x.shape))
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Add the output to the streams, and return the next sublayer's input; after the last
-        sublayer the streams' mean.
+        """Add a sublayer's output `out` to the streams; return the next sublayer's input and state,
+        or, after the last sublayer, the mean of the streams and an empty state.
         """
-        mixed, depth = state
+        mixed, depth = state  # the mixed streams, and B as in `_read`
         streams = torch.addcmul(mixed, depth.unsqueeze(-1), out)
         if number == 2 * self.num_layers:
             return streams.mean(0), ()
-        return self._read(number, streams)
+        return self._read(number, streams)  # `number` counts from 1, `_read` from 0: the next one
 
     def _read(self, sublayer: int, streams: Tensor) -> tuple[Tensor, State]:
-        """Return the input (B, L, D) of a sublayer, from 0, that the streams (n, B, L, D) give, and
-        the state for writing its output back: the mixed streams (n, B, L, D), and the weights
-        (n, B, L) with which the output is added to them.
+        """Return a sublayer's input (B, L, D), made of the streams (n, B, L, D), and the state that
+        `step` will need. Sublayers count from 0.
+
+        The state is (the mixed streams (n, B, L, D), the weights (n, B, L) with which the
+        sublayer's output is to be added to them). Without `dynamic` the weights are (n, 1, 1).
         """
         width = self.width[sublayer].to(streams.dtype)[:, None, None]
         depth = self.depth[sublayer].to(streams.dtype)[:, None, None]
@@ -95,8 +103,9 @@ class HyperConnections(SublayerMix):
             scale = self.scales[sublayer].to(streams.dtype)
             width = width + scale[0] * added[..., :-1]
             depth = depth + scale[1] * added[..., -1]
-        mixed = [
+        # Column by column: a sum over streams with the weights A_ij.
+        sublayer_input, *new_streams = [
             (width[..., column].unsqueeze(-1) * streams).sum(0)
             for column in range(self.streams + 1)
         ]
-        return mixed[0], (torch.stack(mixed[1:]), depth)
+        return sublayer_input, (torch.stack(new_streams), depth)

@@ -34,8 +34,11 @@ class MUDD(SublayerMix):
     neutral = "mudd"
 
     def attach(self, shape: Shape) -> None:
-        """Create for each block W_1 (`into`) and W_2 (`out`), which make a token's weights of all
-        outputs, and the fixed weights a (`fixed`), which are added.
+        """Create the parameters of each block, and set them to the plain stream.
+
+        After block n, W_1 (`into`) and W_2 (`out`) compute a token's own weights of X_0 to X_n, and
+        a (`fixed`) are weights that all tokens share: n + 1 for each way. The ways are query, key,
+        value and residual stream; after the last block there is the residual stream alone.
         """
         super().attach(shape)
         self.into, self.out, self.fixed = nn.ModuleDict(), nn.ParameterDict(), nn.ParameterDict()
@@ -54,7 +57,9 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set a to one-hot at the block's own output, and W_2 to zero: the plain stream."""
+        """Set a to one-hot at the block's own output and W_2 to zero, which is the plain stream;
+        return "".
+        """
         for n, fixed in self.fixed.items():
             fixed.zero_()[:, -1] = 1.0
             self.out[n].zero_()
@@ -62,33 +67,39 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        """Copy the parameters of inherited blocks, which must be the reference's first (`sources`).
+        """Copy the trained parameters of `reference` for the inherited blocks.
 
-        The last block has one way: its parameters stay if it has four in the reference.
+        Layer n was layer `sources[n]` there; −1 is a new layer, which keeps its parameters. So does
+        a block that is the last in one of the two decoders only: the last has one way, the others
+        four.
+
+        Raises:
+            WakefulError: the inherited layers are not the first ones here and there, in order.
         """
-        num_inherited, parameters = self.first_layers(sources), dict(reference.named_parameters())
+        num_inherited = self.first_layers(sources)
+        trained = dict(reference.named_parameters())
         for name, parameter in self.named_parameters():
-            block = int(name.split(".")[1])
-            if block <= num_inherited and parameters[name].shape == parameter.shape:
-                parameter.copy_(parameters[name])
+            block = int(name.split(".")[1])  # from 1
+            if block <= num_inherited and trained[name].shape == parameter.shape:
+                parameter.copy_(trained[name])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
-        """Return the embedding, and it as the state: the first block's inputs of queries, keys and
-        values, and X_0.
+        """Return the embedding `x` as the first block's input, and the state (the inputs of its
+        queries, keys and values, X_0), which are all `x`.
         """
         return x, (x, x, x, x)
 
     def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
-        """Add a sublayer's output to the stream; after block n replace the stream by a weighted sum
-        of X_0 to X_n. Return the stream and the state.
+        """Add a sublayer's output `out` to the stream `x`; after block n's second sublayer, replace
+        the stream by a weighted sum of X_0 to X_n. Return the stream and the state.
 
-        The state holds the inputs of the next block's queries, keys and values, which are such
-        sums too, then X_0 to X_n; after the last block it is empty.
+        The state is (the inputs of the next block's queries, keys and values, which are weighted
+        sums too, X_0, …, X_n). After the last block it is empty.
         """
         x = x + out
         if number % 2:  # sublayers count from 1: after attention the block is not complete
             return x, state
-        outputs = (*state[3:], x)
+        outputs = (*state[3:], x)  # X_0 to X_n
         *qkv, stream = self._mix_outputs(number // 2, outputs)
         new_state = (*qkv, *outputs) if qkv else ()  # no block reads the last block's state
         return stream, new_state
@@ -98,16 +109,18 @@ class MUDD(SublayerMix):
         return query, key, value
 
     def _mix_outputs(self, block: int, outputs: State) -> list[Tensor]:
-        """Return x^c of each way c, after a block, as weighted sums of X_0 to X_n (`outputs`)."""
+        """Return x^c for each way c (query, key, value, stream; after the last block only stream):
+        the weighted sums of X_0 to X_n (`outputs`) after block n.
+        """
         n, last = str(block), outputs[-1]
         hidden = F.gelu(self.into[n](F.rms_norm(last, last.shape[-1:], eps=_EPS)))
-        of_token = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
-        weights = of_token.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
+        token_weights = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
+        weights = token_weights.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
         return [weighted(way.movedim(-1, 0), outputs) for way in weights.unbind(-2)]
 
 
 def weighted(shares: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-    """Return Σ_j p_j v_j (B, L, D) of shares p (J, B, L) and J outputs v (B, L, D)."""
+    """Return Σ_j p_j v_j (B, L, D), given the `shares` p (J, B, L) and J `outputs` v (B, L, D)."""
     first, *rest = shares.unsqueeze(-1)
     mixed = first * outputs[0]
     for share, v in zip(rest, outputs[1:], strict=True):

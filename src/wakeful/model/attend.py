@@ -39,21 +39,20 @@ def attend(
         scale: factor of the logits q · k.
         sink: s, where e^s is added to the denominator: (H,), or (B, L, H) to differ by query; None
             for the ordinary softmax.
-        keep: mask of the pairs that may attend, in place of causality, such as for padding. A
+        keep: mask in place of causality, such as for padding: True where a query sees a key. A
             query that sees nothing gets zeros.
 
     Raises:
-        WakefulError: no fused kernel gives the log-sum-exp for this dtype and device.
+        WakefulError: there is a sink, and no fused kernel gives the log-sum-exp that it needs for
+            this dtype and device.
     """
     q, k, v = _to_autocast_dtype(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
-    # Kernels are causal without a mask only where queries and keys are as many.
-    if keep is None and queries == keys:
-        return _run_kernel(q, k, v, sink, None, True, scale)
-    # A single query, the last token, sees all keys: it needs no mask.
-    if keep is None and queries > 1:
+    if keep is None and queries == keys:  # then kernels can be causal without a mask
+        return _run_kernel(q, k, v, sink, keep=None, causal=True, scale=scale)
+    if keep is None and queries > 1:  # a single query, the last token, sees all keys
         keep = causal_mask(queries, keys, q.device)
-    return _run_kernel(q, k, v, sink, keep, False, scale)
+    return _run_kernel(q, k, v, sink, keep=keep, causal=False, scale=scale)
 
 
 def attend_by_definition(
@@ -65,9 +64,11 @@ def attend_by_definition(
     scale: float,
     keep: Bool[Tensor, "#B L S"] | None = None,
 ) -> Float[Tensor, "B L H d"]:
-    """Return attention as `attend` does, for weights of any form, by the L × S matrix.
+    """Return attention as `attend` does, but with weights of any form, from the whole L × S matrix
+    of logits.
 
-    `weigh` makes weights (B, H, L, S) of masked logits (−∞ for no attention) in float32 or wider.
+    `weigh` takes logits (B, H, L, S) in float32 or wider, −∞ where a query does not see a key, and
+    returns the weights. The mask `keep` is True where it does; None is causal.
     """
     q, k, v = _to_autocast_dtype(q, k, v)
     if keep is None:
@@ -79,8 +80,8 @@ def attend_by_definition(
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "1 L S"]:
-    """Return a mask, True where a query sees a key: its own and earlier ones. The queries are the
-    last of the tokens that the keys are of.
+    """Return a mask, True where a query sees a key: its own token's and those of earlier tokens.
+    There is a key for every token, and a query for each of the last tokens.
     """
     position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     key = torch.arange(keys, device=device)
@@ -96,9 +97,10 @@ def explicit_attention(
     sink: Float[Tensor, "*queries H"] | None,
     keep: Bool[Tensor, "#B L S"],
 ) -> tuple[Float[Tensor, "B L H d"], Float[Tensor, "B H L S"]]:
-    """Return the attention output and weights by their definition, with the L × S matrix made.
+    """Return (attention output, weights) by their definition, with the whole matrix of weights.
 
-    The law that the kernels are tested against; precision is the inputs' own.
+    Kernels are tested against this. It computes in the inputs' dtype. `sink` is s, where e^s is
+    added to the denominator; the mask `keep` is True where a query sees a key.
     """
     return _weigh_values(q, k, v, functools.partial(sink_softmax, sink=sink), scale, keep)
 
@@ -106,10 +108,11 @@ def explicit_attention(
 def _weigh_values(
     q: Tensor, k: Tensor, v: Tensor, weigh: Weigh, scale: float, keep: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention output (B, L, H, d) and its weights (B, H, L, S), which `weigh` makes of
-    the logits of pairs in `keep`, −∞ elsewhere.
+    """Return (attention output (B, L, H, d), weights (B, H, L, S)).
+
+    `weigh` makes the weights of the logits q · k times `scale`, which are −∞ where `keep` is False.
     """
-    repeats = q.shape[2] // k.shape[2]
+    repeats = q.shape[2] // k.shape[2]  # query heads for each key/value head
     k, v = (heads.repeat_interleave(repeats, dim=2) for heads in (k, v))
     logits = torch.einsum("blhd,bshd->bhls", q, k) * scale
     weights = weigh(logits.masked_fill(~keep.unsqueeze(1), -math.inf))
@@ -117,7 +120,9 @@ def _weigh_values(
 
 
 def _to_autocast_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the heads in autocast's dtype, if it is on: what autocast does for stock kernels."""
+    """Return the heads in autocast's dtype, if autocast is on. For torch's own kernels autocast
+    does this itself, for ours it does not.
+    """
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
@@ -136,7 +141,11 @@ def _run_kernel(
 ) -> Tensor:
     """Return attention (B, L, H, d) by a fused kernel: torch's own, or ours for a sink.
 
-    `keep` is the mask, None for none; with `causal`, kernels mask later keys without one.
+    The mask `keep` is True where a query sees a key; None is no mask. `causal` hides later keys,
+    without a mask.
+
+    Raises:
+        WakefulError: our kernel does not support this dtype and device.
     """
     if sink is not None:
         check_kernel(q)
@@ -150,13 +159,16 @@ def _run_kernel(
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
-    if keep is not None and q.is_cuda:  # cuDNN's gives a query that sees nothing the values' mean
+    # A query that sees nothing gets zeros, but from cuDNN's kernel the mean of the values.
+    if keep is not None and q.is_cuda:
         out = out.masked_fill(~keep.any(-1)[:, None, :, None], 0.0)
     return out.transpose(1, 2)
 
 
 def check_kernel(q: Tensor) -> None:
-    """Raise `WakefulError` if no fused kernel returns the log-sum-exp for these queries."""
+    """Raise `WakefulError` if no fused kernel returns the log-sum-exp, which a sink needs, for the
+    dtype and device of these queries.
+    """
     if not has_kernel(q):
         raise WakefulError(
             f"softmax-1 has no fused kernel for {q.dtype} on {q.device.type}: use float32, "

@@ -52,14 +52,13 @@ class Flow:
     def to(self, device: torch.device | str | int) -> "Flow":
         """Return the flow with its tensors on a device, for models spread over several devices.
 
-        The cache is not moved: it lies where its layers lie.
+        The cache is not moved: each layer's keys and values are on that layer's device already.
         """
-        moved = tree_map_only(
+        memory, rotations, keep, near = tree_map_only(
             Tensor,
             lambda tensor: tensor.to(device),
             (self.memory, self.rotations, self.keep, self.near),
         )
-        memory, rotations, keep, near = moved
         return Flow(memory=memory, cache=self.cache, rotations=rotations, keep=keep, near=near)
 
 
@@ -78,6 +77,11 @@ class Heads(HasRoles, nn.Linear):
         rotary: RotationName,
         norm: nn.Module,
     ) -> None:
+        """Make the projection of `width` channels to all heads.
+
+        `norm` will normalize the heads, and `rotary` names the flow's rotation of them, "" for
+        none.
+        """
         super().__init__(width, num_heads * head_width, bias=bias)
         self.heads = num_heads
         self.rotary: RotationName = rotary
@@ -98,18 +102,18 @@ def into_heads(
     *,
     rotary: RotationName,
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection split into heads, normalized, and rotated.
+    """Return a projection split into heads, normalized by `norm`, and rotated.
 
-    `norm` acts on each head, or on all heads of a token together if its weight is that wide.
-    `rotary` names one of the rotations of this forward pass (`flow`), "" for none.
+    A norm with P weights acts on all heads of a token together, any other on each head. `rotary`
+    names one of the rotations of this forward pass (`flow`), "" for none.
     """
     batch, length, width = projected.shape
-    split = (batch, length, num_heads, width // num_heads)
+    heads_shape = (batch, length, num_heads, width // num_heads)
     weight = getattr(norm, "weight", None)
     if weight is not None and len(weight) == width:
-        heads = norm(projected).reshape(split)
+        heads = norm(projected).reshape(heads_shape)
     else:
-        heads = norm(projected.reshape(split))
+        heads = norm(projected.reshape(heads_shape))
     return turn_pairs(heads, flow.rotations[rotary]) if rotary else heads
 
 
@@ -134,14 +138,17 @@ class StoredPrefix(HasRoles, nn.Module):
     default_role = Role()
 
     def __init__(self, num_tokens: int, shape: Shape, *, keys: bool, values: bool) -> None:
+        """Create the stored `keys` and `values`, as zeros; None for those that a layer borrows."""
         super().__init__()
         size = (num_tokens, shape.num_kv_heads, shape.head_width)
         self.keys = nn.Parameter(torch.zeros(size)) if keys else None
         self.values = nn.Parameter(torch.zeros(size)) if values else None
 
     def forward(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, P + L, G, d): the stored ones, then those given. Borrowed
-        ones, for which nothing is stored here, have their prefix already.
+        """Return (keys, values), each (B, P + L, G, d): the stored ones, then those given.
+
+        Borrowed keys or values are returned as they are: nothing is stored for them here, and the
+        layer that owns them has put its prefix before them.
         """
         return self._prepend(self.keys, keys), self._prepend(self.values, values)
 
@@ -174,15 +181,19 @@ class DotProduct(nn.Module):
         keep: Tensor | None,
         sink: Float[Tensor, "*queries H"] | None = None,
     ) -> Float[Tensor, "B L H d"]:
-        """Return attention (B, L, H, d) by the normalizer, causal unless the mask `keep` (1 or B,
-        L, S) is given.
+        """Return each query's weighted sum of the values, with weights by the normalizer.
+
+        Without `keep` attention is causal: the L queries are the last of the S tokens. `keep` (1 or
+        B, L, S) is True where a query sees a key. e^`sink` is added to the softmax's denominator
+        for each head or for each query and head; None adds nothing.
         """
-        if not self.normalizer.fused:
+        if not self.normalizer.fused:  # its weights have no fused kernel
             weigh = self.normalizer.weights
             return attend_by_definition(q, k, v, weigh, scale=self.scale, keep=keep)
-        # Stored keys ahead of a whole text's: padding queries, as many, make the mask a plain
-        # triangle, for which fused kernels are fast.
-        num_padding = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
+        # If the keys are the stored ones and then one for each query, the same number of padding
+        # queries in front makes the causal mask a plain triangle, for which fused kernels are fast.
+        is_whole_text = k.shape[1] == self.stored + q.shape[1]
+        num_padding = self.stored if keep is None and is_whole_text else 0
         if num_padding:
             q = F.pad(q, (0, 0, 0, 0, num_padding, 0))
             if sink is not None and sink.dim() == 3:  # (B, L, H): one for each query
@@ -202,7 +213,11 @@ class Attention(HasRoles, nn.Module):
         normalizer: Normalizer,
         head_norm: Callable[[NormSite], nn.Module],
     ) -> None:
-        """Build the projections of the heads that `plan` gives this layer; others are borrowed."""
+        """Build layer number `layer`: projections of the heads that it owns by `plan`, readers of
+        the heads that it borrows from other layers, and the output projection.
+
+        `head_norm` makes the norm of its "query" or "key" heads.
+        """
         super().__init__()
         shape, stored = config.shape, config.stored_prefix
         width, head_width = shape.width, shape.head_width
@@ -211,9 +226,12 @@ class Attention(HasRoles, nn.Module):
         def make_heads(
             part: Literal["query", "key", "value"], num_heads: int, read: Read
         ) -> Heads | BorrowedHeads:
-            """Return a projection into heads, or heads borrowed by `read` if the plan says so."""
+            """Return a projection into heads, or a reader of another layer's heads (`read`) if the
+            plan lets this layer borrow them.
+            """
             if not plan.owns(part, layer):
                 return BorrowedHeads(read)
+            # Values are neither normalized nor rotated.
             norm = nn.Identity() if part == "value" else head_norm(part)
             rotary = "" if part == "value" else config.rope_table_name(layer)
             return Heads(
@@ -222,6 +240,7 @@ class Attention(HasRoles, nn.Module):
 
         self.layer = layer
         self.local = layer in config.local_layers
+        """True if queries see only the keys within the model's window."""
         self.query = make_heads("query", shape.num_heads, Read("query", source.query))
         self.key = make_heads("key", shape.num_kv_heads, Read("keys", source.key))
         self.value = make_heads("value", shape.num_kv_heads, Read("values", source.value))
@@ -238,7 +257,8 @@ class Attention(HasRoles, nn.Module):
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
         self.shared_kinds: tuple[Kind, ...] = tuple(sorted(plan.shared_kinds[layer]))
-        """What later layers read of this one: "query", "key", "value", "keys", "values"."""
+        """Kinds of this layer's tensors that later layers read, such as "value"; `forward` returns
+        these tensors."""
         # The layer's routes by the method that they override, in plain lists: the decoder owns
         # the routes and their parameters.
         routes = plan.routes[layer]
@@ -256,11 +276,12 @@ class Attention(HasRoles, nn.Module):
     def forward_qkv(
         self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
     ) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return the attention's output (B, L, D) and the tensors that later layers read, given
-        separate inputs for the queries (`x`, which routes see too), the keys and the values.
+        """Return the attention's output (B, L, D) and, by kind and layer, this layer's tensors that
+        later layers read.
 
-        `flow` is the state of the forward pass: masks, rotary angles, the cache and what earlier
-        layers gave.
+        The three inputs (B, L, D) are projected into queries, keys and values; routes see `x`.
+        `flow` is the state of the forward pass: masks, rotary angles, the cache, into which new
+        keys and values are written, and the tensors of earlier layers.
         """
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
@@ -270,7 +291,7 @@ class Attention(HasRoles, nn.Module):
         normalizer = self.dot.normalizer
         sink = normalizer.log_sink(x) if normalizer.fused else None
         dot = partial(self.dot, keep=flow.mask(self.local), sink=sink)
-        if self.attenders:  # one route at most
+        if self.attenders:  # at most one: the plan refuses a second
             u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
         else:
             u = dot(queries, keys, values)
@@ -286,24 +307,27 @@ class Attention(HasRoles, nn.Module):
     def _prepare_keys_and_values(
         self, keys: Tensor, values: Tensor, flow: Flow
     ) -> tuple[Tensor, Tensor]:
-        """Return the new tokens' keys and values as attention reads them: rotated, rounded in a
-        quantized model, and after those in the cache or the stored prefix.
+        """Return (keys, values) of all tokens so far (B, S, G, d), given those of the new tokens.
 
-        Borrowed ones are so already: the layer that owns them did it.
+        The new tokens' keys are rotated by `turn`, if the model has it, and both are rounded in a
+        quantized model. With a cache they are added to it, and it returns all; without one they
+        follow the stored prefix, if there is one.
+
+        Borrowed keys or values stay as they are: the layer that owns them has done all this.
         """
         if self.owns_key:
             keys = keys if self.turn is None else self.turn(keys)
             keys = keys if self.quantized is None else self.quantized(keys, "keys")
         if self.owns_value and self.quantized is not None:
             values = self.quantized(values, "values")
-        stored = self.stored if self.dot.stored else None
+        prefix = self.stored if self.dot.stored else None
         if flow.cache is not None:
             if self.owns_key:
-                prefix = None if stored is None else stored.keys
-                keys = flow.cache.extend(("keys", self.layer), keys, prefix)
+                prefix_keys = None if prefix is None else prefix.keys
+                keys = flow.cache.extend(("keys", self.layer), keys, prefix_keys)
             if self.owns_value:
-                prefix = None if stored is None else stored.values
-                values = flow.cache.extend(("values", self.layer), values, prefix)
-        elif stored is not None:
-            keys, values = stored(keys, values)
+                prefix_values = None if prefix is None else prefix.values
+                values = flow.cache.extend(("values", self.layer), values, prefix_values)
+        elif prefix is not None:
+            keys, values = prefix(keys, values)  # leaves borrowed ones as they are
         return keys, values

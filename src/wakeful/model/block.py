@@ -35,6 +35,9 @@ class MLP(HasRoles, nn.Module):
     def __init__(
         self, name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False
     ) -> None:
+        """Make the layers of the network `name`, with `hidden` hidden channels; `turned` rotates
+        these before `down`.
+        """
         super().__init__()
         self.act, gated = _ACTIVATIONS[name]
         self.turn = WalshHadamard() if turned else None
@@ -66,6 +69,7 @@ class Block(nn.Module):
     """
 
     def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
+        """Take the two sublayers, and let `norm` make the norm of each."""
         super().__init__()
         self.attention_norm: nn.Module = norm("attention")
         self.attention = attention
@@ -105,11 +109,11 @@ class PeriBlock(Block):
     def __init__(
         self, norm: MakeNorm, attention: Attention, mlp: MLP, *, where: NormOrder = "both"
     ) -> None:
-        """Make the norms before and after each sublayer that `where` names, and identities for the
-        others.
+        """Let `norm` make the norms before and after each sublayer that `where` names, and make
+        identities for the others.
         """
         super().__init__(norm, attention, mlp)
-        if where == "after":
+        if where == "after":  # replaces the norms before, which every block makes
             self.attention_norm = self.mlp_norm = nn.Identity()
         norms_output = where in ("after", "both")
         self.attention_output_norm = norm("attention_output") if norms_output else nn.Identity()
@@ -131,6 +135,9 @@ class SublayerBlock(PeriBlock):
         self, norm: MakeNorm, attention: Attention, mlp: MLP, *,
         layer: int, depth: SublayerMix, where: NormOrder,
     ) -> None:  # fmt: skip
+        """Make the norms that `where` names. `layer` is the block's number from 0, and `depth` the
+        mix that all blocks share.
+        """
         super().__init__(norm, attention, mlp, where=where)
         self.sublayer_index = 2 * layer + 1
         """Index of the attention among all sublayers, from 1; the MLP has the next."""
@@ -140,8 +147,11 @@ class SublayerBlock(PeriBlock):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
     ) -> tuple[Tensor, SharedTensors, State]:
-        """Run attention and MLP. After each, the depth mix makes the next sublayer's input of its
-        output and the state; it may also make separate inputs for queries, keys and values.
+        """Run attention and MLP; return the next block's input, the tensors that later layers read,
+        and the depth mix's state.
+
+        After each sublayer the mix computes the next sublayer's input from the sublayer's output
+        and the state. If it `mixes_qkv`, queries, keys and values have separate inputs.
         """
         (depth,) = self.depth
         if self.mixes_qkv:

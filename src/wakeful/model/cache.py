@@ -33,7 +33,9 @@ class Cache:
         dtype: torch.dtype,
         prefix_length: int = 0,
     ) -> None:
-        """Make empty slots for `capacity` tokens of text, after a prefix of `prefix_length`."""
+        """Make empty slots for `batch_size` sequences, each with a stored prefix of `prefix_length`
+        tokens and up to `capacity` tokens of text.
+        """
         self._tensors: dict[Slot, Tensor | None] = dict.fromkeys(slots)
         self._dtype = dtype
         self._heads, self._width = shape.num_kv_heads, shape.head_width
@@ -63,10 +65,11 @@ class Cache:
         new: Float[Tensor, "B L G d"],
         prefix: Float[Tensor, "P G d"] | None = None,
     ) -> Float[Tensor, "B S G d"]:
-        """Store the new tokens' heads in a slot; return all its heads so far, the prefix's first.
+        """Store the new tokens' keys or values in a slot; return those of all tokens so far, the
+        stored prefix's first.
 
-        The heads of the stored `prefix` are written with the first tokens. `advance` counts the new
-        tokens when every slot has them.
+        The first call for a slot allocates it, and the `prefix` is written with the first tokens.
+        The new tokens are not counted yet: `advance` does that when every slot has them.
 
         Raises:
             WakefulError: the tokens are more than the cache's capacity.
@@ -79,7 +82,7 @@ class Cache:
         tensor = self._tensors[slot]
         if tensor is None:
             tensor = self._tensors[slot] = new.new_empty(self._size, dtype=self._dtype)
-        if prefix is not None and self.length == 0:
+        if prefix is not None and self.length == 0:  # these are the first tokens
             tensor[:, :, : self.prefix_length] = prefix.transpose(0, 1)
         heads = tensor[:, :, : self.prefix_length + end]
         heads[:, :, self.prefix_length + self.length :] = new.transpose(1, 2)
@@ -93,15 +96,17 @@ class Cache:
         return tensor[:, :, self.prefix_length : end].transpose(1, 2)
 
     def owned(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return what `read` does, or a tensor without heads (G = 0) where the slot does not exist
-        or nothing was stored in it.
+        """Return what `read` does, or a tensor without heads (G = 0) if there is no such slot or
+        nothing is stored in it, as for a layer that borrows its keys or values.
         """
         if self._tensors.get(slot) is None:
             return torch.empty(self.batch_size, self.length, 0, self._width, dtype=self._dtype)
         return self.read(slot)
 
     def reserve(self, capacity: int) -> None:
-        """Grow the cache to at least `capacity` tokens, and at least to twice its size."""
+        """Make room for `capacity` tokens of text, if there is less: at least double the capacity,
+        and copy what is stored.
+        """
         if capacity <= self.capacity:
             return
         self.capacity = max(capacity, 2 * self.capacity)
@@ -124,9 +129,9 @@ class Cache:
         self.length = new_length
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace sequence i by sequence `rows[i]` (beam search).
+        """Replace sequence i by sequence `rows[i]`, as beam search does.
 
-        There may be more rows than sequences, or fewer.
+        `batch_size` becomes the length of `rows`, which may be more or fewer than before.
         """
         self.batch_size = len(rows)
         for slot, tensor in self._tensors.items():
@@ -135,16 +140,16 @@ class Cache:
     def _copy(
         self, tensor: Tensor | None, capacity: int, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return a copy of a slot's tensor with another capacity, of all sequences or of `rows`;
-        None for a slot that is not allocated yet.
+        """Return a copy of a slot's tensor, with room for `capacity` tokens of text, for all
+        sequences or for `rows`, the numbers of some; None for a slot that is not allocated yet.
         """
         if tensor is None:
             return None
         end = self.prefix_length + self.length
-        held = tensor[:, :, :end]
+        stored = tensor[:, :, :end]
         if rows is not None:
-            held = held[rows.to(tensor.device)]
-        batch, heads, _, width = held.shape
+            stored = stored[rows.to(tensor.device)]
+        batch, heads, _, width = stored.shape
         new = tensor.new_empty((batch, heads, self.prefix_length + capacity, width))
-        new[:, :, :end] = held
+        new[:, :, :end] = stored
         return new

@@ -31,10 +31,11 @@ The logits are float32, or float64 if the model's are."""
 def mean_of_rows(
     logits: Float[Tensor, "N V"], row_losses: OfRows, counted: Bool[Tensor, "N"], *, rows: int = 0
 ) -> Tensor:
-    """Return the mean loss of the `counted` rows, computed `rows` at a time (0: chosen by V).
+    """Return the mean loss of the `counted` rows, where `row_losses` gives each row's loss and the
+    loss's gradient.
 
-    It can be differentiated once: `create_graph=True` is refused. The gradient has the logits'
-    dtype.
+    It is computed `rows` at a time; 0 lets V and the device decide how many. It can be
+    differentiated once: `create_graph=True` is refused. The gradient has the logits' dtype.
     """
     if not rows:
         rows = max(1, _NUMBERS.get(logits.device.type, _ELSEWHERE) // logits.shape[-1])
@@ -51,8 +52,8 @@ def cross_entropy_of_rows(
 ) -> Tensor:
     """Return the mean of −log softmax(logits)_target over the `counted` rows.
 
-    It is computed `rows` at a time (0: chosen by V), together with its gradient, softmax −
-    1_target.
+    It is computed `rows` at a time, together with its gradient softmax − 1_target; 0 lets V and
+    the device decide how many.
     """
 
     def losses_and_slopes(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,25 +65,23 @@ def cross_entropy_of_rows(
 def cross_entropy_and_slope(
     logits: Float[Tensor, "n V"], targets: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]:
-    """Return the cross-entropy of each row, and its gradient with respect to the logits:
-    softmax − 1_target.
-    """
+    """Return (the cross-entropy of each row, its gradient softmax − 1_target by the logits)."""
     column = targets.clamp(min=0).unsqueeze(-1)  # rows that are not counted have negative targets
     log_q = logits.log_softmax(-1)
     loss = -log_q.gather(-1, column).squeeze(-1)
-    slope = log_q.exp_()
-    return loss, slope.scatter_add_(-1, column, slope.new_full(column.shape, -1.0))
+    softmax = log_q.exp_()
+    return loss, softmax.scatter_add_(-1, column, softmax.new_full(column.shape, -1.0))
 
 
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, row_losses: OfRows, counted: Tensor, rows: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the mean loss of the `counted` rows, computed `rows` at a time, and save its
-        gradient with respect to the logits.
+        """Return the mean loss of the `counted` rows, computed `rows` at a time; save its gradient
+        by the logits, if backward will need it.
         """
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        weights = counted.to(dtype)
-        weights /= weights.sum()  # of each row in the mean
+        weights = counted.to(dtype)  # each row's weight in the mean
+        weights /= weights.sum()
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         mean = logits.new_zeros((), dtype=dtype)
         for start in range(0, len(logits), rows):
@@ -97,10 +96,11 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the gradient that `forward` saved, times `grad`.
+        """Return the gradient by the logits, which `forward` saved, times `grad`; the other inputs
+        have none.
 
         Raises:
-            WakefulError: the gradient is to be differentiated (`create_graph=True`).
+            WakefulError: the gradient is itself to be differentiated (`create_graph=True`).
         """
         if is_differentiated_again():
             raise WakefulError(

@@ -42,9 +42,11 @@ IGNORED = -100
 
 
 def admit(config: ModelConfig) -> None:
-    """Check the variants' expressions, and import the users' modules that they name.
+    """Check the expressions of a configuration's variants, and import the modules of a user's own
+    variants, so that the decoder can be built.
 
-    Only for a configuration that the user wrote, never for one read from a run or an export.
+    Call this only for a configuration that the user wrote, never for one read from a run or an
+    export: importing a module executes it.
 
     Raises:
         WakefulError: an expression names no variant, or a module that cannot be imported.
@@ -55,15 +57,14 @@ def admit(config: ModelConfig) -> None:
 
 @contextmanager
 def fixed_seed() -> Iterator[None]:
-    """Draw the random constants of a variant's definition alike in every model and process.
+    """Make the random constants in a variant's definition the same in every model and process.
 
-    The CPU's generator is seeded inside the context and restored at the end. Tensors made here have
-    memory inside `without_matrices` too.
+    Inside the context torch's CPU generator has the seed 0; its state is restored at the end.
     """
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(0)
-    token = _DEFINING.set(True)
+    token = _DEFINING.set(True)  # `without_matrices` gives memory to tensors made here
     try:
         yield
     finally:
@@ -83,11 +84,11 @@ class without_matrices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a torch function; allocate matrices on the meta device, but for those that a variant
-        defines.
+        """Run a torch function, and return its result: a new matrix is on the meta device, where it
+        has no memory, unless a variant defines it (inside `fixed_seed`) or a device is given.
         """
         kwargs = kwargs or {}
-        # The call by which layers allocate their weights: torch.empty((rows, columns), ...).
+        # torch's layers allocate their weights by torch.empty((rows, columns), ...).
         size = args[0] if func is torch.empty and len(args) == 1 else ()
         is_matrix = isinstance(size, tuple) and len(size) == 2
         if is_matrix and kwargs.get("device") is None and not _DEFINING.get():
@@ -216,12 +217,13 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         reduction: str = "mean",
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Tensor:
-        """Return the cross-entropy in nats of `targets` (−100: not counted).
+        """Return the cross-entropy in nats of `targets`; targets of −100 are not counted.
 
         `reduction` is "mean" over the counted targets (differentiable once), "sum", or "none" for
         (B, L). `documents`: see `forward`.
         """
         logits = self(tokens, documents=documents)
+        # To save memory, the mean over many logits is computed over a few rows at a time.
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
         # A compiler fuses the loss itself, and `torch.func` cannot transform a loss by rows.
         if by_rows and not torch.compiler.is_compiling() and not is_transformed():
@@ -255,8 +257,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     ) -> Float[Tensor, "B L D"]:
         """Return the final normalized hidden states of embedded tokens `x`.
 
-        `tokens` are the embedded ids, for routes that read them. `places` are the tokens'
-        positions; by default they count the `valid` tokens, or those of each document.
+        `tokens` are the ids of the embedded tokens, for routes that read ids. `places` are the
+        tokens' positions; by default they count the `valid` tokens, or those of each document.
+        `cache`, which the new tokens are added to, `valid` and `documents` are as in `forward`.
 
         Raises:
             WakefulError: there are more tokens than the context, masks contradict each other, or a
@@ -285,21 +288,22 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         documents: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Flow]:
         """Return the first block's input for embedded tokens `x`, and the state that all blocks
-        share: masks, rotary angles, the cache, and what later layers read of the embeddings.
+        share: masks, rotary angles, the cache, and the ids or embeddings that routes read.
 
-        `valid` is False at padding, among the tokens in the cache and the new ones. `places` are
-        the new tokens' positions, `documents` their documents' numbers; see `stream`.
+        `valid` (of the tokens in the cache and the new ones) is False at padding. `places` are the
+        new tokens' positions, `documents` the numbers of their documents, `tokens` their ids; see
+        `stream`.
 
         Raises:
             WakefulError: see `stream`.
         """
-        start = 0 if cache is None else cache.length
+        start = 0 if cache is None else cache.length  # the new tokens are those from start to end
         end = start + x.shape[1]
         positions_given = places is not None
         keep = None  # the mask of layers without a window: which keys a query sees; None for causal
         if valid is not None:
             keep = self._mask_padding(start, end, valid)
-            if places is None:
+            if places is None:  # count real tokens; padding before the first one gets 0
                 places = (valid.long().cumsum(1) - 1).clamp_min(0)[:, start:end]
             else:  # positions of padding are arbitrary
                 places = places.masked_fill(~valid[:, start:end], 0)
@@ -315,9 +319,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             keep = causal_mask(end, end, x.device) & same_document
             if places is None:
                 places = _positions_in_documents(is_first)
-        if positions_given or end > self.config.context:
+        if positions_given or end > self.config.context:  # else counted positions fit the context
             self._check_positions(places, end)
-        near = self._local_mask(start, end, keep, x.device)  # the same within local layers' window
+        near = self._local_mask(start, end, keep, x.device)  # `keep` within local layers' window
         stored = self.config.stored_prefix
         if stored:
             keep, near = _show_prefix(keep, stored), _show_prefix(near, stored)
@@ -376,10 +380,11 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
 
     def _block(self, layer: int) -> Block:
-        """Build one layer's block, by the placement of norms and the depth mix.
+        """Build one layer's block, whose kind depends on the placement of norms, `model.parallel`
+        and the depth mix.
 
         Raises:
-            WakefulError: placement, `model.parallel` and depth mix exclude each other.
+            WakefulError: two of these three exclude each other.
         """
         config, shape = self.config, self.config.shape
         normalizer: Normalizer = build("normalizers", config.normalizer)
@@ -393,7 +398,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         )
         placement = self.placement.at(layer, shape.num_layers)
         if isinstance(self.depth, SublayerMix):
-            if placement == "over" or config.parallel:
+            if placement == "over" or config.parallel:  # "over": Norm(x + F x)
                 conflict = (
                     "model.parallel" if config.parallel else f"model.placement = {self.placement}"
                 )
@@ -434,9 +439,11 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return norm
 
     def _run_blocks(self, x: Tensor, flow: Flow) -> Tensor:
-        """Run the blocks and return the final norm's input.
+        """Run the blocks on the embedded tokens `x`; return the final norm's input.
 
-        The depth mix acts inside each block, or else after each, on the outputs of earlier ones.
+        Tensors that later layers read are added to `flow.memory`. A `SublayerMix` acts inside the
+        blocks, which pass on its state. Any other depth mix acts after each block, on its output
+        and those of earlier blocks (`hiddens`).
         """
         if isinstance(self.depth, SublayerMix):
             x, state = self.depth.begin(x)
@@ -461,7 +468,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return block(*inputs)
 
     def _initial_memory(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
-        """Return the inputs of the model that its routes read: embeddings, token ids, or both.
+        """Return what the routes read of the model's input: embeddings `x`, token ids, or both.
 
         Raises:
             WakefulError: a route reads token ids, and none are given.
@@ -479,7 +486,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return memory
 
     def _rotations(self, positions: slice | Tensor) -> dict[RotationName, CosSin]:
-        """Return the rotary angles of these positions, by each RoPE table that a layer uses."""
+        """Return the cosines and sines at `positions` from every RoPE table that a layer uses, by
+        the table's name.
+        """
         rotations: dict[RotationName, CosSin] = {}
         for name in map(self.config.rope_table_name, range(self.config.num_layers)):
             if name and name not in rotations:
@@ -487,8 +496,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return rotations
 
     def _check_shared_rotations(self) -> None:
-        """Raise `WakefulError` if a layer reads queries or keys of another one that are rotated by
-        another RoPE table.
+        """Raise `WakefulError` if a layer reads queries or keys of another layer that uses another
+        RoPE table.
         """
         table_name = self.config.rope_table_name
         for layer, reads in enumerate(self.plan.reads):
@@ -504,8 +513,10 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     def _local_mask(
         self, start: int, end: int, keep: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """Return the attention mask of local layers: `keep` within their window, for queries from
-        `start` to `end`. None where it equals the mask of other layers.
+        """Return the attention mask of local layers: `keep`, the mask of other layers, without the
+        keys that are outside the window. Queries are the tokens from `start` to `end`.
+
+        None if no key is outside, or if a serving engine makes the masks.
         """
         window = self.config.window
         if not self.config.has_short_window or end <= window or self.by_engine:
@@ -516,18 +527,21 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return keep & (query - torch.arange(end, device=device) < window)
 
     def _mask_padding(self, start: int, end: int, valid: Tensor) -> Tensor:
-        """Return the causal mask of queries from `start` to `end`, without keys of padding.
+        """Return the causal mask for the tokens from `start` to `end` as queries, which leaves out
+        padding among the keys, where `valid` is False.
 
         Raises:
-            WakefulError: `valid` is not of all tokens so far.
+            WakefulError: `valid` does not have one entry for each of the `end` tokens.
         """
         if valid.shape[1] != end:
             raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
         return causal_mask(end - start, end, valid.device) & valid.unsqueeze(1)
 
     def _check_positions(self, places: Tensor | None, end: int) -> None:
-        """Raise `WakefulError` for positions outside the context, or for more tokens than it has if
-        no positions are given. A row of several texts may be longer than the context.
+        """Raise `WakefulError` for positions outside the context, or, without positions, because
+        the `end` tokens do not fit it.
+
+        With positions a row may be longer than the context: it can hold several texts.
         """
         context = self.config.context
         if self.by_engine:  # the engine limits its texts itself
@@ -544,8 +558,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
 
 
 def _show_prefix(mask: Tensor | None, num_tokens: int) -> Tensor | None:
-    """Return an attention mask with columns for a stored prefix, which every query sees, in local
-    layers past their window too.
+    """Return an attention mask with `num_tokens` more columns in front, all True: every query sees
+    the stored prefix, even past a local layer's window.
     """
     return None if mask is None else F.pad(mask, (num_tokens, 0), value=True)
 
@@ -559,6 +573,7 @@ def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
 def _positions_in_documents(is_first: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     """Return each token's position in its document, given which tokens are the first of one."""
     index = torch.arange(is_first.shape[1], device=is_first.device)
+    # The largest index of a first token so far is that of the current document's.
     index_of_first = torch.where(is_first, index, 0).cummax(1).values
     return index - index_of_first
 
@@ -566,8 +581,10 @@ def _positions_in_documents(is_first: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]
 def cross_entropy(
     logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
 ) -> Tensor:
-    """Return −log softmax(logits)_target in nats, at least in float32: by `reduction` the "mean" or
-    "sum" over the counted targets, or "none", (B, L) with 0 for those not counted.
+    """Return −log softmax(logits)_target in nats, computed in float32 or wider.
+
+    `reduction` is "mean" or "sum" over the counted targets, or "none" for (B, L) with 0 where a
+    target is not counted (`IGNORED`).
     """
     if logits.dtype != torch.float64:
         logits = logits.float()

@@ -14,36 +14,36 @@ outputs.
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Switch models to evaluation mode, and those of Transformers to return their logits by name,
-    inside the context; restore every module and configuration at the end, after an error too.
+    """Switch models to evaluation mode inside the context, and let those of Transformers return
+    their logits by name and no other outputs. Restore every module and configuration at the end,
+    after an error too.
     """
-    in_training = [part for model in models for part in model.modules() if part.training]
-    replaced = [field for model in models for field in set_named_outputs(model)]
+    in_training = [module for model in models for module in model.modules() if module.training]
+    replaced_fields = [field for model in models for field in set_named_outputs(model)]
     for model in models:
         model.eval()
     try:
         yield
     finally:
-        # Each module as it was: parts of a model may differ, which `train()` would not restore.
-        for part in in_training:
-            part.training = True
-        for config, name, value in replaced:
+        # One by one, as `train()` would set all of a model's modules to the same mode.
+        for module in in_training:
+            module.training = True
+        for config, name, value in replaced_fields:
             vars(config)[name] = value
 
 
 def set_named_outputs(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Set the Transformers configurations in a model so that it returns its logits by name, and no
-    other outputs; return what was replaced as (configuration, field's name, old value).
+    other outputs. Return (configuration, field's name, old value) for each field that was changed.
     """
-    values = (vars(module).get("config") for module in model.modules())
-    # Modules share a configuration: each once.
-    configs = {id(config): config for config in values if hasattr(config, "__dict__")}.values()
-    replaced = [
-        (config, name, vars(config)[name])
-        for config in configs
-        for name, value in _OUTPUTS.items()
-        if vars(config).get(name, value) != value
-    ]
-    for config, name, _ in replaced:
-        vars(config)[name] = _OUTPUTS[name]
+    attributes = [vars(module).get("config") for module in model.modules()]
+    # By their ids, as modules share a configuration and it should be changed once.
+    configs = {id(config): config for config in attributes if hasattr(config, "__dict__")}
+    replaced: list[tuple[Any, str, Any]] = []
+    for config in configs.values():
+        fields = vars(config)
+        for name, value in _OUTPUTS.items():
+            if name in fields and fields[name] != value:
+                replaced.append((config, name, fields[name]))
+                fields[name] = value
     return replaced

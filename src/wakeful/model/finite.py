@@ -20,9 +20,9 @@ def check_finite(*outputs: Tensor) -> None:
 
 
 def check_logits(logits: Tensor) -> Tensor:
-    """Return the logits; raise `Diverged` if a row's largest logit is infinite or NaN.
+    """Return the logits, unchanged; raise `Diverged` if a row's largest logit is infinite or NaN.
 
-    −∞ is allowed in a row: a token that is ruled out.
+    Other logits may be −∞, for tokens that are ruled out. A NaN anywhere is the row's largest.
     """
     check_finite(logits.amax(-1))
     return logits

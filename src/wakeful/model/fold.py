@@ -17,10 +17,10 @@ from wakeful.variants import build
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration that a decoder has after `folded`: with the plainer norm and
-    embedding that remain when their scales are in the matrices.
+    """Return the configuration that a decoder has after `folded`, with a simpler norm and embedding
+    where theirs can be folded.
 
-    A head that was tied to an embedding that is folded is no longer tied.
+    The head is no longer tied if the embedding is folded: the two matrices then differ.
     """
     norm: Norm = build("norms", config.norm)
     embedding: Embedding = build("embeddings", config.embedding)
@@ -34,8 +34,8 @@ def folded_config(config: ModelConfig) -> ModelConfig:
 
 @torch.no_grad()
 def folded(decoder: Decoder) -> Decoder:
-    """Return a decoder with the same logits, in which the scales of norms and the projections of
-    the embedding are multiplied into weights.
+    """Return a decoder with the same logits but simpler norms and a simpler embedding, whose scales
+    and projections are multiplied into weights.
 
     All other weights are shared with `decoder`, which is not changed. If there is nothing to fold,
     `decoder` itself is returned.
@@ -45,7 +45,7 @@ def folded(decoder: Decoder) -> Decoder:
         return decoder
     new: dict[str, Tensor] = {}
     for name, module in decoder.named_modules():
-        if isinstance(module, Norm):
+        if isinstance(module, Norm):  # its parameters by name, none if it cannot be folded
             new |= {f"{name}.{part}": tensor for part, tensor in module.folded().items()}
     if decoder.embedding.folded_name:
         table, head = decoder.embedding.folded(decoder.embed.weight, decoder.head.weight)

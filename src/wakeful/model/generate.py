@@ -31,6 +31,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Raise `WakefulError` if a number is out of its range."""
         if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise WakefulError(
                 "temperature and top_k must not be negative and top_p must be in (0, 1], got "
@@ -45,16 +46,17 @@ class Sampling:
         return torch.Generator().manual_seed(self.seed)
 
     def choose(self, logits: Float[Tensor, "B V"], generator: torch.Generator) -> Int[Tensor, "B"]:
-        """Sample a token id for every row of logits.
+        """Return a token id for each row of logits: the likeliest at temperature 0, else a sample
+        by `temperature`, `top_k` and `top_p`.
 
         Raises:
-            Diverged: the logits are not finite.
+            Diverged: a row's largest logit is not finite.
         """
         check_logits(logits)
         if self.temperature == 0:
             return logits.argmax(-1)
         vocabulary = logits.shape[-1]
-        num_tokens = min(self.top_k or vocabulary, vocabulary)
+        num_tokens = min(self.top_k or vocabulary, vocabulary)  # a top_k of 0 keeps all
         # In float64 and minus the largest logit, so that low temperatures do not overflow.
         if num_tokens == vocabulary and self.top_p == 1.0:  # nothing to sort for
             highest = logits.amax(-1, keepdim=True).double()
@@ -64,8 +66,8 @@ class Sampling:
         scaled = (top_logits.double() - top_logits[:, :1].double()) / self.temperature
         probabilities = scaled.softmax(-1)
         # A token stays if likelier ones do not reach top_p together; the first always stays.
-        of_likelier = probabilities.cumsum(-1) - probabilities
-        probabilities[of_likelier >= self.top_p] = 0.0
+        sum_of_likelier = probabilities.cumsum(-1) - probabilities
+        probabilities[sum_of_likelier >= self.top_p] = 0.0
         return ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
 
 
@@ -80,7 +82,7 @@ class CachedForward:
         self._cache: Cache | None = None
 
     def __call__(self, tokens: Int[Tensor, "1 L"]) -> Float[Tensor, "1 V"]:
-        """Return the logits after tokens that continue the previous call's."""
+        """Return the logits of the token after `tokens`, which continue those of earlier calls."""
         if self._cache is None:
             self._cache = self._decoder.new_cache(1, self._length)
         # Only the last token's logits are needed, and the head is the widest matrix.
@@ -98,15 +100,14 @@ def generate_tokens(
     seed: int = 0,
     stop: Container[int] = (),
 ) -> Iterator[int]:
-    """Yield up to `num_tokens` token ids that continue `prompt`.
+    """Return an iterator over up to `num_tokens` token ids that continue `prompt`.
 
-    The prompt is read once and the key/value cache does the rest. `temperature`, `top_k`, `top_p`
-    and `seed` are as in `Sampling`. Generation ends early at a token of `stop`, which is not
-    yielded.
+    The model reads each token once, with a key/value cache. `temperature`, `top_k`, `top_p` and
+    `seed` are as in `Sampling`. Generation ends early at a token of `stop`, which is not yielded.
 
     Raises:
-        WakefulError: an empty prompt, more tokens than the context holds, or logits that are not
-            finite.
+        WakefulError: at once, for an empty prompt, more tokens than the context holds, or a number
+            out of its range; during the iteration, for logits that are not finite.
     """
     step = CachedForward(decoder, len(prompt) + num_tokens)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -132,7 +133,8 @@ def continuation(
     keeps the state of earlier tokens. A token of `stop` ends the text and is not yielded.
 
     Raises:
-        WakefulError: at once, for an empty prompt, or more tokens than the context holds.
+        WakefulError: at once, for an empty prompt, a negative number of tokens, or more tokens than
+            the context holds.
     """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")
@@ -155,9 +157,10 @@ def _sample_tokens(
     num_tokens: int,
     stop: Container[int],
 ) -> Iterator[int]:
-    """Yield sampled token ids that continue `tokens`, up to `num_tokens` or to a token of `stop`.
+    """Yield sampled token ids that continue `tokens`: `num_tokens`, or fewer if a token of `stop`
+    comes, which is not yielded.
 
-    All tensors are made in here, in inference mode, whatever mode the caller is in at each step.
+    Every step runs in inference mode, whatever mode the caller is in.
     """
     generator = how.generator
     for _ in range(num_tokens):
@@ -166,4 +169,4 @@ def _sample_tokens(
         if token in stop:
             return
         yield token
-        tokens = [token]
+        tokens = [token]  # `step` keeps the state of earlier ones

@@ -18,14 +18,15 @@ def hooked(
     after: Callable[[Key, tuple[Any, ...], Any], Any] | None = None,
     named: bool = False,
 ) -> Iterator[None]:
-    """Call hooks around each module's forward pass, inside the context. `key` is the module's.
+    """Inside the context, call `before` and `after` around each forward pass of the modules.
 
-    `before(key, args)` may return new inputs, `after(key, args, output)` a new output, or None to
-    keep them. With `named` the first is `before(key, args, kwargs)`, and returns both.
+    Each gets the module's key in `modules`. `before(key, args)` may return new inputs, and
+    `after(key, args, output)` a new output; None keeps them. With `named`, the first is called as
+    `before(key, args, kwargs)`, and returns (args, kwargs) or None.
     """
 
     def call(hook: Callable[..., Any], key: Key, _module: nn.Module, *arguments: Any) -> Any:
-        return hook(key, *arguments)
+        return hook(key, *arguments)  # torch passes the module; `hook` gets its key
 
     with ExitStack() as hooks:
         for key, module in modules.items():

@@ -20,15 +20,15 @@ from wakeful.variants.roles import Start, role_of
 
 @torch.no_grad()
 def initialize(decoder: Decoder, seed: int) -> Decoder:
-    """Initialize all parameters of a new decoder, and return the decoder.
+    """Initialize all parameters of a new decoder in place, and return the decoder.
 
     Roles decide: matrices and embeddings are normal with standard deviation `init_std` (divided by
-    √(2N) for projections back into the residual stream if `scale_residual_init` is set), biases are
-    zero; all others keep the values that their modules gave them. A matrix on the meta device stays
-    there: see `fill`.
+    √(2N) for projections back into the residual stream if `scale_residual_init` is set), and biases
+    are zero. All other parameters keep the values that their modules gave them. A matrix on the
+    meta device, which has no memory, is left for `fill`.
 
-    Each parameter draws from a generator seeded by (seed, its name), on the CPU: twins that differ
-    in one part agree in every other parameter of the same name and shape, on any device.
+    Each parameter is drawn on the CPU by a generator that is seeded with (seed, its name). So two
+    decoders that differ in one part agree in every other parameter of the same name and shape.
     """
     for name, parameter in decoder.named_parameters():
         if parameter.is_meta:
@@ -41,10 +41,10 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
 @torch.no_grad()
 def fill(decoder: Decoder, seed: int) -> Decoder:
-    """Allocate the matrices that a decoder lacks (built in `without_matrices`), with their initial
-    values, in place; return the decoder.
+    """Replace a decoder's matrices on the meta device, which have no memory as it was built in
+    `without_matrices`, by matrices with their initial values. Return the decoder.
 
-    Inside `torch.device("meta")`, where nothing has memory, the decoder is unchanged.
+    Inside `torch.device("meta")`, where nothing is to have memory, the decoder is unchanged.
     """
     if torch.get_default_device().type == "meta":
         return decoder
@@ -67,8 +67,9 @@ def set_parameter(decoder: Decoder, name: str, values: torch.Tensor) -> None:
 def _initial_values(
     config: ModelConfig, name: str, parameter: nn.Parameter, seed: int
 ) -> torch.Tensor | None:
-    """Return a parameter's initial values in float32, drawn by its role, the seed and its name;
-    None where its module has set them.
+    """Return a parameter's initial values in float32; None if its module has set them.
+
+    Its role decides on the distribution, and (seed, name) on the random numbers.
     """
     role = role_of(parameter)
     if role is None or role.start == "defined":
@@ -83,8 +84,8 @@ def _initial_values(
 
 
 def deviation(config: ModelConfig, start: Start) -> float:
-    """Return the standard deviation of a matrix that starts "normal" or "residual": `init_std`, or
-    for the latter init_std / √(2N) if `scale_residual_init` is set.
+    """Return the standard deviation of the initial values of a matrix that starts "normal" or
+    "residual": `init_std`; for "residual", init_std / √(2N) if `scale_residual_init` is set.
     """
     if start == "residual" and config.scale_residual_init:
         return config.init_std / math.sqrt(2 * config.num_layers)
@@ -101,8 +102,8 @@ def build_on_meta(config: ModelConfig, num_tensors: int, source: Path) -> Decode
     """Return the decoder on the meta device, where weights take no memory.
 
     Raises:
-        WakefulError: the configuration has more layers than the file `source` has tensors, or no
-            tensor can have its sizes.
+        WakefulError: the configuration has more layers than the file `source` has tensors
+            (`num_tensors`), or no tensor can have its sizes.
     """
     if config.num_layers > num_tensors:
         raise WakefulError(
@@ -122,11 +123,11 @@ def build_on_meta(config: ModelConfig, num_tensors: int, source: Path) -> Decode
 def check_shapes(
     described: Mapping[str, torch.Tensor], stored: Mapping[str, tuple[int, ...]], source: Path
 ) -> None:
-    """Raise `WakefulError` unless the tensors `stored` in the file `source` have the names and
-    shapes of the model's own, `described`.
+    """Raise `WakefulError` unless the names and shapes of the tensors `stored` in the file `source`
+    are those of a model's own tensors (`described`).
     """
     if stored.keys() != described.keys():
-        unpaired = sorted(stored.keys() ^ described.keys())
+        unpaired = sorted(stored.keys() ^ described.keys())  # names that only one of them has
         raise WakefulError(
             f"{source} is of another model: {unpaired[0]!r} is in only one of the two"
         )

@@ -24,21 +24,21 @@ _CLOSE = 1e-4
 
 @torch.no_grad()
 def check_outside(config: ModelConfig) -> None:
-    """Test a model's variants from outside the package in a narrow model of as many layers and
-    heads. A model without such variants is not tested.
+    """Check a model's variants from outside the package, if it has any, in a narrow model with as
+    many layers and heads.
 
     Raises:
         WakefulError: a token changes the logits of earlier tokens, or logits with a cache differ
             from those without.
     """
-    named = [name for name, folder in VARIANTS.items() if external_names(getattr(config, name))]
-    if not named:
+    fields = [field for field in VARIANTS if external_names(getattr(config, field))]
+    if not fields:
         return
     # Wide enough for variants that read the first dozen channels of the stream.
-    width = max(8, 2 * (64 // config.num_heads))
+    head_width = max(8, 2 * (64 // config.num_heads))
     narrow = dataclasses.replace(
-        config, vocab_size=64, max_length=max(_LENGTHS), width=width * config.num_heads,
-        head_width=width, mlp_width=16, rotary_width=0, stored_prefix=0,
+        config, vocab_size=64, max_length=max(_LENGTHS), width=head_width * config.num_heads,
+        head_width=head_width, mlp_width=16, rotary_width=0, stored_prefix=0,
         window=min(config.window, 5),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
@@ -46,13 +46,13 @@ def check_outside(config: ModelConfig) -> None:
         decoder = initialize(Decoder(narrow), 0).eval()
         for parameter in decoder.parameters():  # a variant whose parameters are 0 has no effect
             parameter.add_(0.1 * torch.randn_like(parameter))
-    parts = " and ".join(f"model.{name} = {getattr(config, name)}" for name in named)
+    parts = " and ".join(f"model.{field} = {getattr(config, field)}" for field in fields)
     for length in _LENGTHS:
         tokens = torch.arange(length)[None] % narrow.vocab_size
         logits = decoder(tokens)
         for position in range(1, length):
             changed = tokens.clone()
-            changed[0, position] = narrow.vocab_size - 1  # a token that no text has
+            changed[0, position] = narrow.vocab_size - 1  # a token that `tokens` lack
             leaked = _difference(decoder(changed)[:, :position], logits[:, :position])
             if leaked is not None:
                 raise WakefulError(
@@ -70,6 +70,8 @@ def check_outside(config: ModelConfig) -> None:
 
 
 def _difference(actual: Float[Tensor, "B L V"], expected: Float[Tensor, "B L V"]) -> float | None:
-    """Return the largest difference of logits; None where it is no more than rounding."""
+    """Return the largest difference of the logits; None if it is so small that rounding explains
+    it.
+    """
     largest = float((actual - expected).abs().max())
     return None if largest <= _CLOSE * float(expected.abs().max()) else largest

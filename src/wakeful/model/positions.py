@@ -32,6 +32,7 @@ class Rotary(nn.Module):
         theta: float,
         scaling: RopeScaling | None = None,
     ) -> None:
+        """Compute the cosines and sines for positions below `max_length`, which are not saved."""
         super().__init__()
         self.rotary_width, self.max_length = rotary_width, max_length
         self.theta, self.scaling = theta, scaling
@@ -40,8 +41,8 @@ class Rotary(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def table(self) -> CosSin:
-        """Return the cosines and sines of every position, computed in float64 and rounded once to
-        float32.
+        """Return the cosines and sines of the angles at every position, each (`max_length`, 1,
+        `rotary_width` / 2), computed in float64 and rounded once to float32.
         """
         # On the CPU even if the default device is "meta", on which models are built.
         options = {"dtype": torch.float64, "device": "cpu"}
@@ -57,13 +58,15 @@ class Rotary(nn.Module):
 
 
 def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tensor, "B L N d"]:
-    """Return heads with their channel pairs rotated by each token's angles; channels past the
-    table's width stay.
+    """Return heads with their channel pairs rotated by each token's angles.
+
+    `rotation` has the angles' cosines and sines, one for each pair. Channels beyond these pairs
+    stay.
     """
     cos, sin = rotation
     if cos.dtype != heads.dtype:
         cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
-    # `torch.func` cannot transform an autograd function of this form.
+    # `_Rotate` saves memory in training; `torch.func` cannot transform it.
     if torch.is_grad_enabled() and not is_transformed():
         return _Rotate.apply(heads, cos, sin)
     return _rotate_halves(heads, cos, sin, 1.0)
@@ -79,21 +82,23 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the gradient of the heads: `grad` rotated back. The angles have none."""
+        """Return the gradient by the heads, which is `grad` rotated back; the angles have none."""
         cos, sin = ctx.saved_tensors
-        if is_differentiated_again():
+        if is_differentiated_again():  # by the autograd function, which has a gradient in turn
             return _Rotate.apply(grad, cos, -sin), None, None
         return _rotate_halves(grad, cos, sin, -1.0), None, None
 
 
 def _rotate_halves(heads: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Rotate channel pairs (i, i + half) by their angles, forward (1.0) or back (−1.0)."""
+    """Return heads with channel pairs (i, i + half) rotated by their angles: forward if `direction`
+    is 1.0, back if it is −1.0.
+    """
     half = cos.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
     parts = [
         torch.addcmul(first * cos, second, sin, value=-direction),
         torch.addcmul(second * cos, first, sin, value=direction),
     ]
-    if 2 * half < heads.shape[-1]:
+    if 2 * half < heads.shape[-1]:  # channels that are not rotated
         parts.append(heads[..., 2 * half :])
     return torch.cat(parts, dim=-1)

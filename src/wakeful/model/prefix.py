@@ -10,7 +10,8 @@ from wakeful.errors import WakefulError
 
 
 def prefix_ids(tokens: Sequence[int], table: Tensor) -> Int[Tensor, "1 P"]:
-    """Return the tokens of a prefix as one sequence, on the device of the embedding `table`.
+    """Return the ids of a prefix's tokens as a batch of one sequence, on the device of the
+    embedding `table` (V, D).
 
     Raises:
         WakefulError: there are no tokens, or one is not in the vocabulary.

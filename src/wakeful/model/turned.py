@@ -16,6 +16,7 @@ class WalshHadamard(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x F, for `x` of any shape (…, width)."""
         width = x.shape[-1]
         factors = transform_factors(width, x.device, x.dtype)
         return transform(x.reshape(-1, width), factors).view(x.shape)

@@ -32,8 +32,11 @@ class Normalizer(Variant, nn.Module, ABC):
         self.num_heads = shape.num_heads
 
     def start_plain(self) -> str:
-        """Set the parameters as close to the softmax as possible; return how the weights differ
-        from the softmax's nevertheless, as a sentence, "" if they do not.
+        """Return how the weights differ from the softmax's in a model that inherits plain blocks,
+        as a sentence; "" if they do not.
+
+        A subclass with parameters first sets them so that the weights are as close to the softmax's
+        as they can be. This base class sets none.
         """
         if str(self) == self.neutral:
             return ""
@@ -42,12 +45,13 @@ class Normalizer(Variant, nn.Module, ABC):
         return f"{self} takes a share from every weight"
 
     def log_sink(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "*queries heads"] | None:
-        """Return s for each head, (H,), or for each of the queries too, (B, L, H).
+        """Return s for each head, (H,), or for each query and head, (B, L, H): e^s is added to the
+        softmax's denominator. None stands for s = −∞, which adds nothing.
 
-        None is s = −∞: nothing is added. `x` is the normalized input of the attention.
+        `x` is the normalized input of the attention.
 
         Raises:
-            WakefulError: the weights do not have that form.
+            WakefulError: the weights are no softmax of this form (`fused` is False).
         """
         raise WakefulError(
             f"model.normalizer = {self} is not a softmax with a constant in its denominator: what "
@@ -55,10 +59,10 @@ class Normalizer(Variant, nn.Module, ABC):
         )
 
     def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:
-        """Return the attention weights by their definition; masked logits are −∞.
+        """Return the attention weights, which are not negative, for logits in float32 or float64;
+        masked logits are −∞. Only normalizers that are not `fused` have this method.
 
-        Logits are float32 or float64, whatever the model's dtype. No weight is negative.
-        `wakeful.parts.softmax1.sink_softmax` is the definition of all fused weights.
+        `wakeful.parts.softmax1.sink_softmax` computes the weights of the fused ones.
         """
         raise NotImplementedError
 

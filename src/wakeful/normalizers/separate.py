@@ -15,6 +15,11 @@ class _Separate(Normalizer):
     fused = False
 
     def __init__(self, *, length: int = 0) -> None:
+        """Store the divisor `length`, 0 for the number of keys that each query sees.
+
+        Raises:
+            WakefulError: `length` is negative.
+        """
         super().__init__()
         if length < 0:
             raise WakefulError(
@@ -47,10 +52,12 @@ class Sigmoid(_Separate):
     examples = ("sigmoid", "sigmoid(length=16)")
 
     def weights(self, logits: Tensor) -> Tensor:
+        """Return σ(x − ln n), n = `length`, or else the number of keys that each query sees."""
         if self.length:
             return torch.sigmoid(logits - math.log(self.length))
         return torch.sigmoid(logits - _count_keys(logits).to(logits.dtype).log())
 
 
 def _count_keys(logits: Tensor) -> Tensor:
+    """Return how many keys each query sees, at least 1, from logits that are −∞ where masked."""
     return (logits > -torch.inf).sum(-1, keepdim=True).clamp_min(1)

@@ -21,6 +21,7 @@ class Softcap(Normalizer):
         self.cap = cap
 
     def weights(self, logits: Tensor) -> Tensor:
+        """Return the softmax of the capped logits; masked logits, −∞, get no weight."""
         # The cap would lift the −∞ of masked logits to −c: they are masked again.
         capped = self.cap * torch.tanh(logits / self.cap)
         return sink_softmax(capped.masked_fill(logits == -torch.inf, -torch.inf), None)

@@ -35,16 +35,17 @@ class Softmax1(Normalizer):
         if self.learned:
             self.log_sinks = nn.Parameter(torch.full(size, self.start))
         else:
-            # A constant, made on the CPU even where a default device is set (see `Rotary.table`).
+            # On the CPU even if the default device is "meta", on which models are built: a constant
+            # is not loaded later.
             log_sinks = torch.full(size, self.start, device="cpu")
             self.register_buffer("log_sinks", log_sinks, persistent=False)
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Make learned sinks as small as lets them learn, unless they start smaller; return a
-        sentence on what they change, "" if nothing.
+        """Set learned sinks to nearly nothing, from where they can still learn, unless they start
+        at less. Return a sentence on what the sinks change, "" if nothing.
         """
-        if self.learned and self.start < _NO_SINK:
+        if self.learned and self.start < _NO_SINK:  # e^s is zero in any precision
             return ""
         if not self.learned or self.start <= _NEARLY_SOFTMAX:
             return super().start_plain()

@@ -29,7 +29,9 @@ class Softpick(Normalizer):
         self.eps = eps
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Return the weights by the class's formula, every term divided by e^m."""
+        """Return the weights by the class's formula, with every term divided by e^m against
+        overflow, m = max(0, max x).
+        """
         m = logits.amax(-1, keepdim=True).clamp_min(0)
         terms = torch.exp(logits - m) - torch.exp(-m)  # (e^x − 1) / e^m
         # A masked logit's term is −e^{−m}, and must not count.

@@ -50,23 +50,24 @@ class Norm(Variant, nn.Module, ABC):
         self.spec = spec
 
     def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
-        """Set the channels' scales γ to 1 and their biases β to 0; return (γ, β) as they were, None
-        for what the norm does not have.
+        """Set the channels' scales γ to 1 and their biases β to 0, and return (γ, β) as they were;
+        None for one that the norm does not have.
 
-        The remaining norm commutes with rotations (of vectors with zero mean, where it `centers`).
+        The norm then commutes with rotations (if it `centers`, with those of vectors of zero mean).
 
         Raises:
-            WakefulError: the norm has other parameters of single channels.
+            WakefulError: always in this base class: the norm does not split off a scale.
         """
         raise WakefulError(f"model.norm = {self} has no scale that could be taken out of it")
 
     def take_over(self, reference: "Norm") -> None:
-        """Adapt this norm's parameters, which were copied from the same norm in another layer, to
-        its own position, so that it computes what `reference` does.
+        """Adapt this norm's parameters to its layer, so that it computes what `reference` does.
+
+        They were copied from `reference`, the same norm in another layer.
         """
 
     def folded(self) -> dict[str, Tensor]:
-        """Return by name the parameters with which the norm `folded_name` is the same function."""
+        """Return parameters by name, with which the simpler norm `folded_name` is this function."""
         return {}
 
     @abstractmethod

@@ -21,7 +21,7 @@ class LayerNorm(Norm):
 
     @torch.no_grad()
     def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
-        """Reset γ to 1 and β to 0; return what they were."""
+        """Set γ to 1 and β to 0; return (γ, β) as they were, β None if there is none."""
         scale = self.weight.detach().clone()
         bias = None if self.bias is None else self.bias.detach().clone()
         self.weight.fill_(1.0)

@@ -16,6 +16,7 @@ def rms_norm(
 ) -> Float[Tensor, "*B D"]:
     """Return x / √(mean x² + ε) · γ over the channels; γ has one entry, or one for each channel."""
     weight = weight.to(x.dtype)
+    # torch has no fused kernel on the CPU: ours runs there, unless `torch.func` is to transform it.
     if x.device.type == "cpu" and not is_transformed():
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, weight, eps)
@@ -25,6 +26,7 @@ def rms_norm(
 
 
 def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `rms_norm` by torch's own function, which takes no weight of one entry."""
     if weight.shape[0] == 1:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     return F.rms_norm(x, x.shape[-1:], weight, eps)
@@ -46,23 +48,26 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return dx and dγ by the class's formulas; by torch's own norm, which can be
-        differentiated, where that is to be done again.
+        """Return (dx, dγ, None for ε) by the class's formulas, with `grad` as dy.
+
+        If the gradient itself is to be differentiated, compute it by torch's own norm.
         """
         x, inverse_rms, weight = ctx.saved_tensors
         if is_differentiated_again():
             definition = partial(_rms_norm_by_torch, eps=ctx.eps)
             return *differentiate(definition, (x, weight), grad), None
         n = x * inverse_rms
-        # γ may have one entry for all channels: `sum_to_size` adds them up then.
+        # If γ has one entry for all channels, `sum_to_size` adds up the channels.
         grad_weight = (grad * n).flatten(0, -2).sum(0).sum_to_size(weight.shape)
-        g = grad * weight
+        g = grad * weight  # ḡ
         minus_mean = torch.linalg.vecdot(g, n).div_(-x.shape[-1]).unsqueeze(-1)
         return g.addcmul_(n, minus_mean).mul_(inverse_rms), grad_weight, None
 
 
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return (the normalized states times γ, 1 / √(mean x² + ε)); sums are at least float32."""
+    """Return (the normalized states times γ, 1 / √(mean x² + ε)), each in the dtype of `x`; the
+    mean is computed in float32 or wider.
+    """
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     sum_of_squares = torch.linalg.vecdot(wide, wide)
     inverse_rms = sum_of_squares.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
@@ -86,6 +91,7 @@ class RMSNorm(Norm):
 
     @torch.no_grad()
     def take_scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
+        """Set γ to 1; return (γ as it was, None, as there is no bias)."""
         scale = self.weight.detach().clone()
         self.weight.fill_(1.0)
         return scale, None

@@ -30,6 +30,7 @@ class LayerNormScaling(RMSNorm):
 
     @torch.no_grad()
     def take_over(self, reference: Norm) -> None:
+        """Change γ, copied from `reference`, by the ratio of the two layers' constants 1/√n."""
         assert isinstance(reference, LayerNormScaling)
         self.weight.mul_(reference.scale / self.scale)
 

@@ -27,12 +27,13 @@ _LAYER = re.compile(r"((?:[^.0-9][^.]*\.)*)([0-9]+)\.(.+)")
 def inherit_layers(
     state_dict: Mapping[str, Tensor], layers: int | Sequence[int], *, stack: str = ""
 ) -> dict[str, Tensor]:
-    """Return the weights of a model that has only `layers` of a larger one, numbered anew from 0.
+    """Return the weights of a smaller model: those of the chosen layers, numbered from 0, and all
+    weights outside the stack of layers.
 
     Args:
         state_dict: weights by name. Tensors are shared with it, not copied.
-        layers: the number of first layers to keep, or the layers' numbers in their new order, in
-            which a repeated number makes a copy.
+        layers: the number of first layers to keep, or the numbers of the layers to keep, in their
+            new order. A number that is repeated gives several layers with the same tensors.
         stack: prefix of the layers' names, such as "model.layers."; not needed for a model with one
             stack of layers.
 
@@ -40,7 +41,7 @@ def inherit_layers(
         ValueError: there is no stack, several to choose from, or no such layer.
     """
     matches = {name: _LAYER.fullmatch(name) for name in state_dict}
-    stacks: dict[str, set[int]] = {}  # the numbers of each stack's layers
+    stacks: dict[str, set[int]] = {}  # by a stack's prefix, the numbers of its layers
     for match in filter(None, matches.values()):
         stacks.setdefault(match[1], set()).add(int(match[2]))
     if not stack and len(stacks) == 1:
@@ -56,7 +57,7 @@ def inherit_layers(
         )
     result: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
-        match = matches[name]
+        match = matches[name]  # (stack, layer's number, rest) of the name
         if match is None or match[1] != stack:
             result[name] = tensor
             continue

@@ -72,7 +72,12 @@ class OrthoAdam(torch.optim.Optimizer):
         seed: int = 0,
         axes: Mapping[str, int] | None = None,
     ) -> None:
-        """Choose each matrix's rotated axis, by its name; a model names its parameters itself."""
+        """Store the options, and choose each matrix's rotated axis by its name. Warn if there are
+        no `axes` and no name is known.
+
+        Raises:
+            ValueError: the rotation is unknown.
+        """
         if rotation not in ("hadamard", "haar"):
             raise ValueError(f"rotation={rotation!r} is not 'hadamard' or 'haar'")
         self.axes, self._kind, self._seed = dict(axes or {}), rotation, seed
@@ -93,15 +98,17 @@ class OrthoAdam(torch.optim.Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, choose the rotated axis of each of its matrices, and describe the rotations
-        in the group, for checkpoints.
+        """Add a group; choose the rotated axis of each of its matrices, unless `axes` has it.
+
+        The rotations are described in the group's `rotations`, which checkpoints contain.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         names = group.get("param_names")
         for number, parameter in enumerate(group["params"]):
             name = names[number] if names else f"parameter {len(self._rotated)}"
-            name = re.sub(r"(?<![^.])(?:module|_orig_mod)\.", "", name)  # DDP, torch.compile
+            # Without the prefixes that DDP ("module.") and torch.compile put before names.
+            name = re.sub(r"(?<![^.])(?:module|_orig_mod)\.", "", name)
             axis = None
             if parameter.dim() == 2:
                 axis = self.axes.setdefault(name, 0 if writes(name) else 1)
@@ -110,11 +117,14 @@ class OrthoAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step; return the closure's loss, if there is a closure."""
+        """Update all parameters that have a gradient; return the closure's loss, None without a
+        closure.
+        """
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
-            alike: dict[Any, list[Any]] = {}  # what one call of `adam_step` can take together
+            # Parameters that one call of `adam_step` can take, by device, dtype and step count.
+            batches: dict[Any, list[Any]] = {}
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -126,29 +136,34 @@ class OrthoAdam(torch.optim.Optimizer):
                     state["exp_avg_sq"] = rotated.moment(parameter)
                 state["step"] += 1
                 key = (parameter.device, state["exp_avg"].dtype, state["step"].item())
-                alike.setdefault(key, []).append((rotated, parameter, state))
+                batches.setdefault(key, []).append((rotated, parameter, state))
             options = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
-            for (device, dtype, count), jobs in alike.items():
+            for (device, dtype, count), batch in batches.items():
                 with torch.autocast(device.type, enabled=False):
-                    # All tensors with the rotated axis last, gradients in the rotated basis.
+                    # `turn` makes the rotated axis the last; `into` rotates the gradients.
                     adam_step(
-                        [r.turn(p) for r, p, _ in jobs],
-                        [r.into(r.turn(p.grad).to(dtype).contiguous()) for r, p, _ in jobs],
-                        [r.turn(state["exp_avg"]) for r, _, state in jobs],
-                        [r.turn(state["exp_avg_sq"]) for r, _, state in jobs],
-                        [r.back for r, _, _ in jobs],
+                        [r.turn(p) for r, p, _ in batch],
+                        [r.into(r.turn(p.grad).to(dtype).contiguous()) for r, p, _ in batch],
+                        [r.turn(state["exp_avg"]) for r, _, state in batch],
+                        [r.turn(state["exp_avg_sq"]) for r, _, state in batch],
+                        [r.back for r, _, _ in batch],
                         count=count, **options,
                     )  # fmt: skip
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load moments saved with the same names, seed and rotation (ValueError if they differ), at
-        their own precision: torch would cast them to the parameter's dtype.
+        """Load a state that was saved with the same names, seed, axes and rotation.
+
+        Moments keep their precision: torch alone would cast them to the parameter's dtype.
+
+        Raises:
+            ValueError: one of the four differs.
         """
         groups = list(zip(state_dict["param_groups"], self.param_groups, strict=True))
         if any(saved.get("rotations") != group["rotations"] for saved, group in groups):
             raise ValueError("the state was saved with other names, seeds, axes or rotations")
         super().load_state_dict(state_dict)
+        # Torch has cast the moments: set them again from the saved ones.
         for saved, group in groups:
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 for name, value in state_dict["state"].get(key, {}).items():
@@ -174,14 +189,18 @@ class RotatedParameter:
         self.made_for: Any = None
 
     def describe(self, parameter: Tensor) -> list[dict[str, Any]]:
-        """Return the rotation for a checkpoint, without Q; [] where none is rotated."""
+        """Return a list with one table, of what determines Q, for a checkpoint, which does not
+        contain Q itself; [] if the parameter is not rotated.
+        """
         if self.axis is None:
             return []
         entry = {"kind": self.kind, "seed": self.seed, "name": self.name, "axis": self.axis}
         return [entry | {"width": parameter.shape[self.axis]}]
 
     def make(self, parameter: Tensor) -> None:
-        """Make Q for the parameter's device and its moments' dtype, unless it is made already."""
+        """Make Q, as the functions `into` and `back`, for the parameter's device and its moments'
+        dtype, unless it is made already or no axis is rotated.
+        """
         made_for = (parameter.device, moment_dtype(parameter))
         if self.axis is None or self.made_for == made_for:
             return
@@ -201,7 +220,9 @@ class RotatedParameter:
         return tensor.mT if self.axis == 0 else tensor
 
     def moment(self, parameter: Tensor) -> Tensor:
-        """Return zeros in the parameter's shape, in memory with the rotated axis contiguous."""
+        """Return zeros in the parameter's shape for a moment, with the rotated axis contiguous in
+        memory.
+        """
         shape = self.turn(parameter).shape
         return self.turn(parameter.new_zeros(shape, dtype=moment_dtype(parameter)))
 
@@ -216,11 +237,12 @@ def adam_step(
     back: list[Callable[[Tensor], Tensor]], *, lr: float, betas: tuple[float, float], eps: float,
     weight_decay: float, count: float,
 ) -> None:  # fmt: skip
-    """Update the moments by `grads`, which come rotated, then in place
-    θ ← (1 − η λ) θ − η Qᵀ [m̂ / (√v̂ + ε)].
+    """Do one step of Adam on the weights θ, in place: update the moments by `grads`, which are
+    rotated already, then θ ← (1 − η λ) θ − η Qᵀ [m̂ / (√v̂ + ε)].
 
-    `back` holds a function for each weight, which applies Qᵀ; `count` is t, the steps with this
-    one. A weight in a narrower type than its moments is rounded once.
+    All lists have an entry for each weight; `back` has the functions that apply Qᵀ. `count` is t,
+    the number of steps including this one. A weight in a narrower dtype than its moments is
+    computed in theirs and rounded once.
     """
     beta1, beta2 = betas
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
@@ -228,7 +250,7 @@ def adam_step(
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     del grads
     roots = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_mul_(roots, (1 - beta2**count) ** -0.5)
+    torch._foreach_mul_(roots, (1 - beta2**count) ** -0.5)  # √v̂ = √(v̄ / (1 − β₂ᵗ))
     torch._foreach_add_(roots, float(eps))
     steps = torch._foreach_div(exp_avgs, roots)
     del roots
@@ -236,7 +258,7 @@ def adam_step(
     wide = [weight.to(step.dtype) for weight, step in zip(weights, steps, strict=True)]
     if weight_decay != 0:
         torch._foreach_mul_(wide, 1 - float(lr) * weight_decay)
-    # m̂ = m̄ / (1 − β₁ᵗ): a factor of all of the step.
+    # The steps were computed with m̄: m̂ = m̄ / (1 − β₁ᵗ).
     torch._foreach_add_(wide, steps, alpha=-float(lr) / (1 - beta1**count))
     for weight, updated in zip(weights, wide, strict=True):
         if updated is not weight:  # `to` copied a narrower weight
@@ -262,11 +284,11 @@ def random_signs(width: int, generator: torch.Generator) -> Tensor:
 
 
 def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
-    """Return F x of rows (R, n), F = Fᵀ = F⁻¹ the Kronecker product of `factors`; an int stands for
-    the Hartley transform of that width by FFT.
+    """Return F x for each row x of `rows` (R, n), with F = Fᵀ = F⁻¹ the Kronecker product of
+    `factors`: matrices, or an int for the Hartley transform of that width, which goes by FFT.
     """
     shape = groups, width = rows.shape
-    # A Kronecker product acts on n = Π sizes as one factor after the other, each on its own axis.
+    # A row is an array with an axis for each factor, and each factor acts on its own axis.
     for factor in factors:
         size = factor if isinstance(factor, int) else factor.shape[0]
         width //= size
@@ -285,20 +307,22 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
 @functools.cache
 @torch.inference_mode(False)  # they are kept, and autograd refuses tensors made in that mode
 def transform_factors(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return the Kronecker factors of F, outermost first; each is symmetric and orthogonal.
+    """Return the Kronecker factors of the transform F of `width` channels, outermost first: each is
+    a symmetric orthogonal matrix, or an int for a Hartley transform that goes by FFT.
 
-    F is a Hartley transform of the width's odd part ⊗ a Walsh–Hadamard transform of its power of 2,
-    cut into factors that multiply fastest. An int stands for an odd factor that goes by FFT.
+    With width = odd · 2^k, F is (Hartley of the odd part) ⊗ (Walsh–Hadamard of 2^k). It is cut into
+    factors of the sizes that multiply fastest.
     """
     power = width & -width  # the largest power of 2 that divides the width
     odd = width // power
-    if odd > LARGEST_DENSE:
+    if odd > LARGEST_DENSE:  # too wide for a matrix: by FFT
         rest = transform_factors(power, device, dtype) if power > 1 else ()
         return (odd, *rest)
     if width <= LARGEST_FACTOR or power < TAIL:  # too small to cut off a factor of `TAIL`
         if width <= LARGEST_DENSE:
             return (_factor(odd, power, device, dtype),)
         return (_factor(odd, 1, device, dtype), _factor(1, power, device, dtype))
+    # The innermost factor has the size `TAIL`. There remain the odd part and 2^bits.
     bits = (power // TAIL).bit_length() - 1  # power = 2^bits · TAIL
     sizes: list[tuple[int, int]] = []  # (odd part, power of 2) of each factor
     if odd << bits <= LARGEST_FACTOR or bits < 3:
@@ -312,13 +336,14 @@ def transform_factors(width: int, device: torch.device, dtype: torch.dtype) -> t
 
 
 def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return C_odd ⊗ H_power, Hartley ⊗ Walsh–Hadamard, made orthogonal: computed in float64 and
-    rounded once.
+    """Return the orthogonal matrix (Hartley of size `odd`) ⊗ (Walsh–Hadamard of size `power`),
+    computed in float64 and rounded once.
     """
     hadamard, pair = torch.ones(1, 1, **EXACT), torch.tensor([[1.0, 1.0], [1.0, -1.0]], **EXACT)
     while hadamard.shape[0] < power:
         hadamard = torch.kron(hadamard, pair)
     index = torch.arange(odd, **EXACT)
+    # The remainder keeps angles below 2π, where cos and sin are accurate.
     angle = 2 * math.pi * torch.outer(index, index).remainder(odd) / odd
     kron = torch.kron(angle.cos() + angle.sin(), hadamard)
     return (kron / math.sqrt(odd * power)).to(device, dtype)

@@ -71,20 +71,23 @@ def softmax1_attention(
     if scale is None:
         scale = math.pow(q.shape[-1], -0.5)
     causal = causal and keep is None and q.shape[1] > 1  # a single query, the last, sees all keys
-    if causal and q.shape[1] != k.shape[1]:  # kernels align the first query with the first key
+    if causal and q.shape[1] != k.shape[1]:
+        # Causal kernels take the first query for the first token's; here queries are the last.
         keep, causal = _causal_mask(q.shape[1], k.shape[1], q.device), False
     out = attend_with_sink(q, k, v, sink, keep, causal, scale)
     return out.transpose(1, 2) if layout == "BHLd" else out
 
 
 def sink_softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
-    """Return e^{x_i} / (e^s + Σ_j e^{x_j}) of logits (B, H, L, S) over the last axis.
+    """Return e^{x_i} / (e^s + Σ_j e^{x_j}) of logits x (B, H, L, S) over the last axis.
 
-    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}), whatever m is,
-    so that no gradient goes through it. The precision is the logits'. A query whose logits are all
-    −∞ gets zero weights. The sink s is (H,) or, for each query, (B, L, H); None is −∞.
+    The sink s is (H,), or (B, L, H) to differ by query; None is −∞. A query whose logits are all −∞
+    gets zero weights. The result has the dtype of the logits.
+
+    Against overflow it is computed as e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}) with
+    m = max(s, max x). It does not depend on m, so no gradient goes through m.
     """
-    # m; not −∞, for −∞ − (−∞) is NaN.
+    # This is m, but never −∞, for −∞ − (−∞) is NaN.
     largest = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
     sink_term = torch.zeros_like(largest)
     if sink is not None:
@@ -99,11 +102,12 @@ def sink_softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
 def attend_with_sink(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """Return attention (B, L, H, d) with one more logit, `sink` (H,) or (B, L, H), in each query's
-    denominator.
+    """Return attention (B, L, H, d) with e^s added to each query's denominator, s the `sink`: (H,),
+    or (B, L, H) to differ by query.
 
-    q, k and v are (B, L or S, heads, d); `keep` is True where a query sees a key, None without a
-    mask. Inside `torch.func`'s transforms it goes by the formula, which they can transform.
+    q, k and v are (B, L or S, heads, d). `keep` is True where a query sees a key, None without a
+    mask; `causal` hides later keys without one. Inside a transform of `torch.func`, which cannot
+    transform the kernels, the result is computed by the definition.
     """
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return _by_definition(q, k, v, sink, keep, causal, scale)
@@ -120,8 +124,10 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, v, sink, keep, causal, scale):
-        """Return the output, and lse' = log(e^lse + e^s), of which backward makes the weights as
-        e^{x − lse'}: +∞, so that they are zero, where a query sees neither a key nor a sink.
+        """Return (output (B, L, H, d), lse' = log(e^lse + e^s) (B, H, L)).
+
+        From lse' backward kernels compute the weights e^{x − lse'}. Where a query sees neither a
+        key nor a sink, lse' is +∞, so that its weights are zero.
         """
         heads = [x.transpose(1, 2) for x in (q, k, v)]
         kernel, _ = _stock_kernels(q, keep)
@@ -142,17 +148,21 @@ class SinkAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
+        """Save what backward needs; the second output, lse', has no gradient."""
         *tensors, ctx.causal, ctx.scale = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, grad, _):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the gradients of q, k, v and the sink, and None for `keep`, `causal`, `scale`."""
+        """Return the gradients by q, k, v and the sink, given `grad`, that of the output
+        (B, L, H, d). The other inputs have none.
+        """
         q, k, v, sink, keep, out, lse = ctx.saved_tensors
-        # With create_graph=True the gradient itself is differentiated, which kernels are not.
+        # With create_graph=True the gradient is itself to be differentiated. Kernels cannot be, so
+        # the definition gives it then.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # Views, for an input may have been computed from another one.
+            # Views, as one input may be computed from another: each gets its own gradient.
             inputs = [tensor.view_as(tensor) for tensor in (q, k, v, sink)]
             out = _by_definition(*inputs, keep=keep, causal=ctx.causal, scale=ctx.scale)
             needed = [tensor for tensor in inputs if tensor.requires_grad]
@@ -174,7 +184,9 @@ class SinkAttention(torch.autograd.Function):
 def _by_definition(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor, keep: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """Return `attend_with_sink` by the L × S matrix of weights, in float32 or wider."""
+    """Return what `attend_with_sink` does, computed by the definition: with the whole L × S matrix
+    of weights, in float32 or wider.
+    """
     if keep is None and causal:
         keep = _causal_mask(q.shape[1], k.shape[1], q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -187,6 +199,7 @@ def _by_definition(
 
 
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return a mask (1, L, S), True where a query sees a key; the queries are the last tokens'."""
     position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     return (torch.arange(keys, device=device) <= position).unsqueeze(0)
 
@@ -197,15 +210,17 @@ def _by_query(sink: Tensor) -> Tensor:
 
 
 def _stock_kernels(q: Tensor, keep: Tensor | None):
-    """Return the fastest pair (forward, backward) of torch's kernels for these queries and mask.
+    """Return the fastest of torch's kernels for these queries (B, L, H, d) and mask, as (forward,
+    backward). Backward takes the log-sum-exp that forward returns.
 
-    Both share a log-sum-exp. cuDNN's and flash attention take 16-bit heads of some widths, without
-    a mask; the memory-efficient kernel takes the rest.
+    cuDNN's and flash attention take 16-bit heads of some widths, without a mask; the
+    memory-efficient kernel takes the rest.
     """
     if q.device.type == "cpu":
         return _cpu_forward, _cpu_backward
     width = q.shape[-1]
     is_simple = q.dtype in (torch.float16, torch.bfloat16) and keep is None and width % 8 == 0
+    # cuDNN's kernel is for more than one query.
     if is_simple and width <= 128 and q.shape[1] > 1 and _prefers_cudnn(q.device.index):
         return _cudnn_forward, _cudnn_backward
     if is_simple and width <= 256 and _has_flash(q.device.index):
@@ -231,7 +246,9 @@ def _has_flash(index: int | None) -> bool:
 
 
 def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a boolean mask as a bias to add to logits: 0 to keep, -inf to leave out."""
+    """Return a boolean mask (B, L, S) as a bias (B, 1, L, S) to add to logits: 0 where it is True,
+    −∞ elsewhere; None for no mask.
+    """
     if keep is None:
         return None
     bias = torch.zeros(keep.shape, dtype=like.dtype, device=like.device)
@@ -239,18 +256,21 @@ def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _cpu_forward(q, k, v, keep, causal, scale):
+    """Return the output (B, H, L, d) and its log-sum-exp (B, H, L), by torch's CPU kernel."""
     return _aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
     )
 
 
 def _cpu_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    """Return the gradients of q, k and v (B, heads, L or S, d), by torch's CPU kernel."""
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
     )
 
 
 def _cudnn_forward(q, k, v, keep, causal, scale):
+    """Return the output (B, H, L, d) and its log-sum-exp (B, H, L), by cuDNN's kernel."""
     out, lse = _aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, 0.0, causal, False, scale=scale
     )[:2]
@@ -294,11 +314,13 @@ def _efficient_forward(q, k, v, keep, causal, scale):
 
 
 def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
-    """Return the gradients of q, k and v (B, heads, L or S, d), by the memory-efficient kernel."""
+    """Return the gradients of q, k and v (B, heads, L or S, d), by the memory-efficient kernel, for
+    any width.
+    """
     width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
-    # The kernel takes (B, L, H, d) in memory for granted, and whole blocks of 32 queries.
+    # The kernel assumes (B, L, H, d) as the order in memory, and whole blocks of 32 queries.
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     padded_lse = F.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
     unused_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of dropout
@@ -306,12 +328,15 @@ def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
         grad, q, k, v, _padded_bias(keep, q), out, padded_lse, unused_seed, unused_seed, 0.0,
         [True, True, True, False], causal, scale=scale,
     )  # fmt: skip
+    # Each key head was repeated for several query heads: sum their gradients.
     grad_k, grad_v = (x.unflatten(1, (groups, repeats)).sum(2) for x in (grad_k, grad_v))
     return grad_q[..., :width], grad_k[..., :width], grad_v[..., :width]
 
 
 def _aligned(heads: Tensor) -> Tensor:
-    """Return heads with columns of zeros up to a multiple of 8: the kernel loads 8 at a time."""
+    """Return heads (…, d) padded with zeros to a width that is a multiple of 8, as the kernel loads
+    8 numbers at a time.
+    """
     missing = -heads.shape[-1] % 8
     return F.pad(heads, (0, missing)) if missing else heads
 

@@ -51,6 +51,7 @@ class ValueResidual(nn.Module):
         scale: float = 2.0,
         init: tuple[float, float] = (0.5, 0.5),
     ) -> None:
+        """Store the options; create the two weights of "learnable", except in the first layer."""
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
@@ -59,10 +60,13 @@ class ValueResidual(nn.Module):
             self.weights = nn.Parameter(torch.tensor(init))
 
     def forward(self, value: Tensor | None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the values to attend to and V_1, in the shape of `value`, whatever its layout.
+        """Return (the values to attend to, V_1), both in the shape of `value`, whatever its layout.
 
-        `value` is V_n, before rotary embeddings where they would touch it; None is allowed where
-        values are shared. `first` is V_1 as the layer before returned it, None in the first layer.
+        `value` is V_n, without rotary embeddings; it may be None where values are shared. `first`
+        is V_1 as the layer before returned it, None in the first layer.
+
+        Raises:
+            ValueError: V_n or V_1 is needed and not given.
         """
         if self.layer == 0:
             if value is None:
@@ -90,20 +94,22 @@ def add_value_residuals(
     scale: float = 2.0,
     init: tuple[float, float] = (0.5, 0.5),
 ) -> None:
-    """Mix the outputs of a model's value projections with the first's, by forward hooks.
+    """Mix the values that a model's value projections return with those of the first projection, by
+    forward hooks.
 
-    Each projection gets a `value_residual` with the mode's parameters, if it has any: do this
-    before the optimizer is made, and again wherever the model is built to load its weights. A model
-    computes one batch at a time; with activation checkpointing use `use_reentrant=False`.
+    Each projection gets an attribute `value_residual`, a module with the mode's parameters. So do
+    this before the optimizer is made, and again wherever the model is built to load its weights.
+    The model must compute one batch at a time; with activation checkpointing use
+    `use_reentrant=False`.
 
     Args:
         projections: the modules that return V_n (…, width), or a tuple whose last is V_n, in the
             order of their layers.
         mode, scale, init: as `ValueResidual` takes them; "shared" needs an attention of its own.
-        columns: where V_n lies in the output, if that holds queries and keys too.
+        columns: where V_n is in the output, if that contains queries and keys too.
 
     Raises:
-        ValueError: the mode is another, or a projection has a value residual already.
+        ValueError: the mode is "shared" or unknown, or a projection has a value residual already.
     """
     if mode == "shared":
         raise ValueError("shared values leave projections out: use ValueResidual in the attention")
@@ -120,10 +126,11 @@ def add_value_residuals(
 def _mix_output(
     projection: Any, _: Any, output: Any, *, first: list[Any], columns: slice | None
 ) -> Any:
-    """Return a projection's output with its values mixed with the first layer's: a forward hook.
+    """Return a projection's output with its values mixed with the first layer's; a forward hook,
+    which ignores the projection's inputs.
 
-    `first` holds V_1 of this forward pass, which layer 0 puts there. Values are the last item of a
-    tuple, the `columns` of a joint output, or all of it.
+    `first` is a list of one item, V_1 of this forward pass, which layer 0 puts there. The values
+    are the last item of an output that is a tuple, else its `columns`, or all of it.
     """
     if isinstance(output, tuple):
         mixed, first[0] = projection.value_residual(output[-1], first[0])
@@ -147,8 +154,10 @@ class SharedValueCache:
         self.values: Tensor | None = None
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new tokens' keys, and in layer 0 their values, which all layers share; return this
-        layer's keys and the shared values, of all tokens so far.
+        """Add new tokens' keys to this layer's, and in layer 0 also their values, which all layers
+        share. Return (this layer's keys, the shared values) of all tokens so far.
+
+        In other layers `values` are ignored.
         """
         earlier_keys = [self.keys[layer]] if layer in self.keys else []
         self.keys[layer] = torch.cat([*earlier_keys, keys], self.axis)

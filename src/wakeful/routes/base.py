@@ -86,7 +86,9 @@ class ValueRoute(Variant, nn.Module):
         self.layers: tuple[int, ...] = ()
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Bind the route to `layers` of a decoder of this shape; create its parameters."""
+        """Bind the route to `layers` of a decoder of this shape, without layer 0 if the route is
+        `from_second`. Subclasses create their parameters here.
+        """
         self.shape = shape
         self.layers = tuple(layer for layer in layers if layer > 0 or not self.from_second)
         self.row_of = {layer: row for row, layer in enumerate(self.layers)}
@@ -97,11 +99,11 @@ class ValueRoute(Variant, nn.Module):
         return [self] if layer in self.layers else []
 
     def single_channels(self) -> Mapping[Basis, str]:
-        """Return for each basis in which the route acts on single channels a clause that says how,
-        such as "has a scale for each of".
+        """Return the route's operations on single channels, as clauses by basis:
+        {"values": "has a scale for each of"}.
 
-        Such operations do not commute with a rotation of that basis. Matrices that read all
-        channels of the stream are not among them: their roles declare them.
+        They do not commute with a rotation of that basis. Matrices that read all channels of the
+        stream are not among them: their roles declare them.
         """
         return {}
 
@@ -110,8 +112,8 @@ class ValueRoute(Variant, nn.Module):
         return Source(layer, layer, layer)
 
     def reads(self, layer: int) -> frozenset[Read]:
-        """Return the tensors of earlier layers or the input that `mix`, `attend` and `correct` look
-        up in `memory`.
+        """Return which tensors of earlier layers or of the model's input `mix`, `attend` and
+        `correct` look up in `memory`.
         """
         return frozenset()
 
@@ -125,12 +127,19 @@ class ValueRoute(Variant, nn.Module):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
-        """Return the attention output (B, L, H, d) over keys and values (B, S, G, d)."""
+        """Return the attention output (B, L, H, d) of queries `q` (B, L, H, d) over keys and values
+        (B, S, G, d).
+
+        `attend(q, k, v)` is the layer's masked attention, which this may call several times or with
+        other heads.
+        """
         return attend(q, keys, values)
 
     def heads_per_value(self, layer: int) -> int:
-        """Return the number n of key/value heads that share their values: `attend` gives attention
-        the values of all n side by side, n times, once for each head. 1: none are shared.
+        """Return how many key/value heads share their values: 1 if each has its own.
+
+        If n heads do, `attend` gives attention the values of all n side by side, once for each of
+        these heads.
         """
         return 1
 
@@ -142,49 +151,56 @@ class ValueRoute(Variant, nn.Module):
         return u
 
     def check(self, layer: int, sources: "list[Source]") -> None:
-        """Raise `WakefulError` if the route makes no sense at this layer, given the sources of all
-        layers.
+        """Raise `WakefulError` if the route makes no sense at this layer; `sources` has the source
+        of each layer.
         """
 
     def acts(self, layer: int) -> bool:
-        """Return True if the route changes anything in this layer: it overrides an operation, or
-        uses a projection of another layer.
+        """Return True if the route changes anything in this layer: its class overrides `mix`,
+        `attend` or `correct`, or the layer uses a projection of another layer.
         """
-        steps = ("mix", "attend", "correct")
-        overrides = any(
-            getattr(type(self), step) is not getattr(ValueRoute, step) for step in steps
+        kind = type(self)
+        overrides = (
+            kind.mix is not ValueRoute.mix
+            or kind.attend is not ValueRoute.attend
+            or kind.correct is not ValueRoute.correct
         )
         return overrides or self.source(layer) != Source(layer, layer, layer)
 
     def start_plain(self) -> str:
-        """Set the parameters so that the route changes nothing, or as little as it can: the start
-        in a model that inherits plain blocks.
+        """Return what the route changes in a model that inherits plain blocks, as a sentence; ""
+        if nothing.
 
-        Return what the route changes nevertheless, as a sentence; "" if nothing.
+        A subclass with parameters first sets them so that the route changes nothing, or as little
+        as it can. This base class sets none.
         """
         return "" if str(self) == self.neutral else f"{self} changes what plain blocks compute"
 
     @torch.no_grad()
     def take_over(self, reference: "ValueRoute", sources: Sequence[int]) -> None:
-        """Copy the trained parameters of the same route in another decoder, after `start_plain`.
+        """Copy the trained parameters of `reference`, the same route in another decoder.
 
-        Layer n here was layer `sources[n]` there; −1 is a new layer, which keeps its parameters.
+        Layer n here was layer `sources[n]` there. Where that is −1, a new layer, or a layer on
+        which `reference` does not act, the parameters stay as `start_plain` has set them.
 
         Raises:
             WakefulError: the parameters do not apply to layers in this order.
         """
-        if not self.by_layer and next(self.parameters(), None) is not None:
+        has_parameters = next(self.parameters(), None) is not None
+        if has_parameters and not self.by_layer:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
         for layer in self.layers:
             if sources[layer] in reference.layers:
-                own = self._parameters_of_layer(layer)
+                parameters = self._parameters_of_layer(layer)
                 trained = reference._parameters_of_layer(sources[layer])
-                for parameter, values in zip(own, trained, strict=True):
+                for parameter, values in zip(parameters, trained, strict=True):
                     parameter.copy_(values)
 
     def _parameters_of_layer(self, layer: int) -> list[Tensor]:
-        """Return one layer's parameters: those with its number in their name (`gates.3.weight`),
-        and its rows of those without a number, which have a row for each layer.
+        """Return one layer's parameters, in the order of `named_parameters`.
+
+        A parameter with a number in its name, such as `gates.3.weight`, belongs to the layer of
+        that number. One without has a row for each layer, and this layer's row is returned.
         """
         parameters: list[Tensor] = []
         for name, parameter in self.named_parameters():
@@ -213,6 +229,7 @@ class Then(ValueRoute):
     )
 
     def __init__(self, *parts: ValueRoute) -> None:
+        """Store the routes; raise `WakefulError` if there are none or one is no route."""
         super().__init__()
         if not parts:
             raise WakefulError("then(...) needs at least one route")
@@ -233,6 +250,7 @@ class Then(ValueRoute):
         return "; ".join(filter(None, [part.start_plain() for part in self._parts()]))
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        """Copy the trained parameters of each part from the same part of `reference`."""
         assert isinstance(reference, Then)
         for part, reference_part in zip(self._parts(), reference._parts(), strict=True):
             part.take_over(reference_part, sources)
@@ -251,6 +269,11 @@ class OnLayers(ValueRoute):
     )
 
     def __init__(self, which: "range | list[int] | tuple[int, ...]", route: ValueRoute) -> None:
+        """Store a route and the numbers of the layers (`which`) that it is to act on.
+
+        Raises:
+            WakefulError: `which` is no list of layer numbers, or `route` no route.
+        """
         super().__init__()
         if not isinstance(which, range | list | tuple) or not all(
             type(layer) is int and layer >= 0 for layer in which
@@ -262,10 +285,11 @@ class OnLayers(ValueRoute):
         self.route = route
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Attach the inner route to those of `layers` that are chosen.
+        """Attach the inner route to those of `layers` that are chosen (`which`).
 
         Raises:
-            WakefulError: a chosen layer does not exist, or the route changes nothing on them.
+            WakefulError: no layer is chosen, or one that does not exist, or the inner route changes
+                nothing on the chosen layers.
         """
         outside = sorted(set(self.which) - set(range(shape.num_layers)))
         if outside or not len(self.which):
@@ -299,7 +323,8 @@ class RoutePlan:
     """The routes, sources and shared tensors of each layer, decided when a decoder is built."""
 
     def __init__(self, route: ValueRoute, shape: Shape) -> None:
-        """Attach a route and find each layer's routes, sources and reads.
+        """Attach a route to all layers; find each layer's elementary routes, the layers whose
+        projections it uses, and the tensors that it reads.
 
         Raises:
             WakefulError: the route does not fit the shape, or its parts contradict each other.
@@ -332,23 +357,25 @@ class RoutePlan:
         Raises:
             WakefulError: two routes name different layers for the same projection.
         """
-        borrowed: dict[str, tuple[int, ValueRoute]] = {}  # by kind: the owner, and who says so
+        owners: dict[str, int] = {}  # the layer that a projection is borrowed from, by its kind
+        deciding: dict[str, ValueRoute] = {}  # the route that borrows it
         for route in self.routes[layer]:
             for kind, owner in route.source(layer)._asdict().items():
-                if owner == layer:
+                if owner == layer:  # the route borrows none of this kind
                     continue
-                if kind in borrowed and borrowed[kind][0] != owner:
+                if kind in owners and owners[kind] != owner:
                     raise WakefulError(
-                        f"{borrowed[kind][1]} and {route} both decide where layer {layer}'s {kind} "
+                        f"{deciding[kind]} and {route} both decide where layer {layer}'s {kind} "
                         "comes from; keep one of them, or give them different layers with on_layers"
                     )
-                borrowed[kind] = (owner, route)
-        own_source = Source(layer, layer, layer)
-        return own_source._replace(**{kind: owner for kind, (owner, _) in borrowed.items()})
+                owners[kind], deciding[kind] = owner, route
+        return Source(layer, layer, layer)._replace(**owners)
 
     def _reads(self, layer: int) -> frozenset[Read]:
-        """Return the tensors that this layer reads: the heads that it borrows, queries as they are
-        projected, keys and values as they are attended to; and what its routes read.
+        """Return the tensors that this layer reads: the heads that it borrows from other layers,
+        and the tensors that its routes read.
+
+        Borrowed queries are read as they are projected, keys and values as they are attended to.
         """
         kinds: tuple[Kind, ...] = ("query", "keys", "values")
         sources = map(Read, kinds, self.sources[layer])
@@ -356,8 +383,8 @@ class RoutePlan:
         return borrowed.union(*(route.reads(layer) for route in self.routes[layer]))
 
     def _check(self, layer: int) -> None:
-        """Raise `WakefulError` if this layer borrows heads that do not exist, its routes contradict
-        each other, or they read a tensor that no earlier layer has.
+        """Raise `WakefulError` if this layer borrows heads from a layer that has none of its own,
+        its routes contradict each other, or they read a tensor that no earlier layer has.
         """
         source = self.sources[layer]
         for kind in ("query", "key", "value"):

@@ -32,7 +32,11 @@ class Differential(ValueRoute):
     by_layer = True
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Create the four vectors and the norm's scale of each layer."""
+        """Create for each layer the four vectors that make λ, and the norm's scale.
+
+        Raises:
+            WakefulError: the key/value heads cannot be paired: their number is odd.
+        """
         super().attach(shape, layers)
         if shape.num_kv_heads % 2:
             raise WakefulError(
@@ -47,11 +51,11 @@ class Differential(ValueRoute):
         return {"values": "has a scale for each of"}
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy the parameters of layers, which must keep their number in the reference (`sources`):
-        λ_0 depends on it.
+        """Copy the trained parameters of `reference`. Every inherited layer must keep its number,
+        on which λ_0 depends.
 
         Raises:
-            WakefulError: a layer had another number.
+            WakefulError: a layer n had another number, `sources[n]`, in the reference.
         """
         for layer in self.layers:
             if sources[layer] in reference.layers and sources[layer] != layer:
@@ -64,25 +68,30 @@ class Differential(ValueRoute):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
-        """Return RMSNorm((A_1 − λ A_2) V), with the heads of a pair as A_1 and A_2."""
+        """Return (1 − λ_0) RMSNorm((A_1 − λ A_2) V) as heads (B, L, H, d).
+
+        The even and odd key/value heads give a pair's A_1 and A_2, and both values together are its
+        V, of 2d channels.
+        """
         width, pairs = q.shape[-1], values.shape[2] // 2
-        # Each head gets its pair's values, and zeros that make queries and keys as wide: one call
-        # of any kernel then gives A_1 V and A_2 V.
+        # Each head gets the values of both heads of its pair. Zeros make queries and keys as wide,
+        # which some kernels require; so one call of any kernel gives A_1 V and A_2 V.
         pair_values = values.unflatten(2, (pairs, 2)).flatten(3).repeat_interleave(2, dim=2)
         u = attend(F.pad(q, (0, width)), F.pad(keys, (0, width)), pair_values)
         first, second = u.unflatten(2, (pairs, 2, -1)).unbind(3)  # (B, L, pairs, H / G, 2d)
         lam, lam_0 = self._lambdas(layer)
-        scale = self.scales[self.row_of[layer]] * (1 - lam_0)
+        scale = self.scales[self.row_of[layer]] * (1 - lam_0)  # includes 1 − λ_0
         difference = first - lam.to(u.dtype) * second
         normed = F.rms_norm(difference, scale.shape, scale.to(u.dtype), _EPS).to(u.dtype)
-        # Output heads stand where the plain model has those of the same values.
+        # Each half of the 2d channels is a head again: it is put where the plain model has a head
+        # with the same values.
         return normed.unflatten(-1, (2, width)).transpose(3, 4).flatten(2, 4)
 
     def heads_per_value(self, layer: int) -> int:
         return 2
 
     def _lambdas(self, layer: int) -> tuple[Tensor, float]:
-        """Return a layer's λ and λ_0."""
-        lam_0 = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        """Return a layer's λ and λ_0, by the class's formulas."""
+        lam_0 = 0.8 - 0.6 * math.exp(-0.3 * layer)  # `layer` is n − 1
         query_1, key_1, query_2, key_2 = self.vectors[self.row_of[layer]].unbind()
         return (query_1 @ key_1).exp() - (query_2 @ key_2).exp() + lam_0, lam_0

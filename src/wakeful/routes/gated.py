@@ -33,11 +33,17 @@ class Gated(Gates):
     from_second = True
 
     def __init__(self, *, start: float = 0.0, gate: Gate = "sigmoid", channels: int = 0) -> None:
+        """Store the options and choose the gates' bias and start.
+
+        Raises:
+            WakefulError: ReLU gates, which have no bias, are given a `start`.
+        """
         if gate == "relu" and start:
             raise WakefulError('gated: start is used by gate="sigmoid" and "mix" only, not "relu"')
         super().__init__(start=start, channels=channels)
         self.gate: Gate = gate
-        # At this bias the gate is shut: σ(−8) ≈ 0; "mix" weighs the plain value, so σ(8) ≈ 1.
+        # At this bias V'_n ≈ V_n: the gate g is nearly 0, and nearly 1 for "mix", where it is the
+        # share of V_n.
         self.plain_bias = 8.0 if gate == "mix" else -8.0
         self.biased = gate != "relu"
         # ReLU has no gradient at W = 0, so W starts as in the authors' code.
@@ -48,7 +54,9 @@ class Gated(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Shut the gates, as far as lets them learn; return a sentence on what that changes."""
+        """Set the gates so that V'_n ≈ V_n, as nearly as they can still learn; return a sentence on
+        what the route changes.
+        """
         if self.gate != "relu":
             return super().start_plain()
         for weight in self.gates.parameters():
@@ -59,7 +67,9 @@ class Gated(Gates):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Add the first layer's values times the gates to this layer's, or mix the two."""
+        """Return the heads with this layer's values mixed with the first layer's, by the class's
+        formulas.
+        """
         logits = self.gate_logits(layer, x).unsqueeze(-1)
         first = memory[FIRST_VALUE]
         if self.gate == "relu":

@@ -45,7 +45,12 @@ class Gates(ValueRoute):
         raise NotImplementedError
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Make a linear gate of the first `channels` of the input for each layer."""
+        """Create for each layer the linear map from the attention's input, or its first `channels`
+        channels, to the gates' logits.
+
+        Raises:
+            WakefulError: `channels` is negative or more than the width.
+        """
         super().attach(shape, layers)
         if not 0 <= self.channels <= shape.width:
             raise WakefulError(
@@ -71,12 +76,12 @@ class Gates(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set all gates so that the route changes as little as it can while they still learn:
-        nearly open or shut. Return a sentence on what it changes.
+        """Set all gates nearly open or nearly shut (`plain_bias`), so that the route changes as
+        little as it can while the gates still learn. Return a sentence on what it changes.
 
-        Gates that start further open or shut than that stay as they are.
+        Gates that `start` sets further open or shut than that stay as they are.
         """
-        if self.start / self.plain_bias >= 1:
+        if self.start / self.plain_bias >= 1:  # of the same sign, and at least as large
             return super().start_plain()
         for gate in self.gates.values():
             assert isinstance(gate, nn.Linear)
@@ -132,8 +137,8 @@ class OutputGate(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Open the gates, so that outputs are as they are without: softplus gates are exactly 1,
-        sigmoid ones as near to it as lets them learn. Return what is changed, "" if nothing.
+        """Open the gates: set those of softplus to exactly 1, and those of a sigmoid as near to 1
+        as they can still learn. Return a sentence on what the route changes, "" if nothing.
         """
         if self.gate == "sigmoid":
             return super().start_plain()
@@ -142,6 +147,7 @@ class OutputGate(Gates):
         return ""
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+        """Return the attention output `u` (B, L, H, d) times the gates that `x` gives."""
         logits = self.gate_logits(layer, x)
         gate = logits.sigmoid() if self.gate == "sigmoid" else F.softplus(logits)
         return u * gate.unflatten(-1, (u.shape[2], -1))

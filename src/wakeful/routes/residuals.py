@@ -48,6 +48,11 @@ class ResFormer(ValueRoute):
         scale: float = 2.0,
         init: tuple[float, float] = (0.5, 0.5),
     ) -> None:
+        """Store the options.
+
+        Raises:
+            WakefulError: an option is set that `mode` does not use.
+        """
         super().__init__()
         if scale != 2.0 and mode != "constant":
             raise WakefulError(f'resformer: scale is used by mode="constant" only, not {mode!r}')
@@ -58,7 +63,9 @@ class ResFormer(ValueRoute):
         self.init = (float(init[0]), float(init[1]))
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Create the weights: two for each layer ("learnable"), or λ_s and λ' ("plus")."""
+        """Create the weights, if the mode has any: two for each layer ("learnable"), or λ_s
+        (`total`) and λ' (`share`, one for each layer) in "plus".
+        """
         super().attach(shape, layers)
         if self.mode == "learnable":
             self.weights = nn.Parameter(torch.tensor([self.init] * len(self.layers)))
@@ -68,22 +75,25 @@ class ResFormer(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set learnable weights to 0 and 1, the layer's own value; return what the route changes
-        nevertheless, "" if nothing.
+        """Set learnable weights to 0 for V_1 and 1 for the layer's own values, and return "".
+
+        In other modes set nothing, and return a sentence on what the route changes.
         """
         if self.mode != "learnable":
             return super().start_plain()
-        if self.layers:  # without layers the tensor has no column
+        if self.layers:  # without layers `weights` is empty and has no columns to fill
             self.weights.copy_(torch.tensor([0.0, 1.0]))
         return ""
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy the weights of each layer n from layer `sources[n]` of the reference; in mode "plus"
-        so that λ_{n,1} stays what it was there.
+        """Copy the weights of each layer n from layer `sources[n]` of the reference.
+
+        In mode "plus" λ_s is changed too, so that each λ_{n,1} = λ_s · softmax(λ')_n is what it was
+        in the reference.
 
         Raises:
-            WakefulError: in mode "plus" a layer comes from one that has no weight there.
+            WakefulError: in mode "plus" a layer comes from a layer that has no λ' there.
         """
         if self.mode != "plus":
             super().take_over(reference, sources)
@@ -94,7 +104,8 @@ class ResFormer(ValueRoute):
                 f"{self} shares one total among its layers, and one of them would come from a "
                 "layer that has no share in the reference; inherit with another route"
             )
-        # A softmax over fewer layers divides by the sum of their old shares: λ_s makes up for it.
+        # A softmax over the inherited layers alone gives each its old share divided by the sum of
+        # their old shares: λ_s is multiplied by that sum.
         rows = [reference.row_of[sources[layer]] for layer in self.layers]
         sum_of_shares = reference.share.softmax(0)[rows].sum()
         self.total.copy_(reference.total * sum_of_shares)
@@ -104,7 +115,7 @@ class ResFormer(ValueRoute):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Return values mixed with the first layer's: V_n ← λ_1 V_1 + λ_n V_n."""
+        """Return the heads with the values λ_{n,1} V_1 + λ_{n,2} V_n, the weights by the mode."""
         first = memory[FIRST_VALUE]
         if self.mode == "identity":
             return qkv._replace(v=torch.lerp(qkv.v, first, 0.5))
@@ -143,7 +154,7 @@ class NeuTRENO(ValueRoute):
         return u + self.lam * difference.repeat_interleave(u.shape[2] // v.shape[2], dim=2)
 
     def check(self, layer: int, sources: list[Source]) -> None:
-        """Raise `WakefulError` if the layer borrows the first layer's values, V_n = V_1."""
+        """Raise `WakefulError` if the layer uses the first layer's values: V_1 − V_n would be 0."""
         if sources[layer].value == 0:
             raise WakefulError(
                 f"neutreno would add nothing at layer {layer}: that layer uses the first layer's "

@@ -19,6 +19,7 @@ class SVFormer(ValueRoute):
     examples = ("svformer", "svformer(anchors=[0, 2])")
 
     def __init__(self, *, anchors: "list[int] | tuple[int, ...]" = (0,)) -> None:
+        """Store the anchors; raise `WakefulError` unless they ascend from 0."""
         super().__init__()
         if not anchors or anchors[0] != 0 or list(anchors) != sorted(set(anchors)):
             raise WakefulError(
@@ -27,7 +28,7 @@ class SVFormer(ValueRoute):
         self.anchors = tuple(anchors)
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Bind the route to layers; raise `WakefulError` if an anchor is past the last."""
+        """Bind the route to `layers`; raise `WakefulError` if an anchor is past the last layer."""
         if self.anchors[-1] >= shape.num_layers:
             raise WakefulError(
                 f"svformer: anchor {self.anchors[-1]} is past the last layer {shape.num_layers - 1}"
@@ -35,6 +36,9 @@ class SVFormer(ValueRoute):
         super().attach(shape, layers)
 
     def source(self, layer: int) -> Source:
+        """Return the layer itself for queries and keys, and for values the nearest anchor at or
+        before it.
+        """
         anchor = self.anchors[bisect_right(self.anchors, layer) - 1]
         return Source(query=layer, key=layer, value=anchor)
 

@@ -28,6 +28,7 @@ class ValueEmbedding(Gates):
     biased = False
 
     def __init__(self, *, every: int = 2, channels: int = 12, peak: float = 3.0) -> None:
+        """Store the options; raise `WakefulError` if `every` is less than 1."""
         super().__init__(start=0.0, channels=channels)
         if every < 1:
             raise WakefulError(f"value_embedding: every must be at least 1 layer, got {every}")
@@ -38,7 +39,9 @@ class ValueEmbedding(Gates):
         return shape.num_kv_heads
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Create gates and a table for one layer in `every`, counted back from the last."""
+        """Create gates and a table (V, G d) for each of `layers` whose distance from the decoder's
+        last layer is a multiple of `every`.
+        """
         last = shape.num_layers - 1
         super().attach(shape, [layer for layer in layers if (last - layer) % self.every == 0])
         table_width = shape.num_kv_heads * shape.head_width
@@ -56,6 +59,7 @@ class ValueEmbedding(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
+        """Set the tables to zero, so that nothing is added, and return ""."""
         for table in self.tables.parameters():
             table.zero_()
         return ""
@@ -64,7 +68,7 @@ class ValueEmbedding(Gates):
         """Copy the table and gates of each layer n from layer `sources[n]` of the reference.
 
         Raises:
-            WakefulError: a layer with a table would become one without.
+            WakefulError: a layer that had a table in the reference has none here.
         """
         for layer, source in enumerate(sources):
             if source in reference.layers and layer not in self.layers:
@@ -78,8 +82,8 @@ class ValueEmbedding(Gates):
         return frozenset({TOKENS})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Add each token's row of the layer's table to its values, times the gates."""
-        rows = self.tables[str(layer)](memory[TOKENS]).to(qkv.v.dtype)
-        gate = self.gate_logits(layer, x).sigmoid().unsqueeze(-1)
-        by_head = rows.unflatten(-1, qkv.v.shape[2:])
+        """Return the heads with the values V_n + c sigmoid(W_n h_n) E_n[token], c = `peak`."""
+        embeddings = self.tables[str(layer)](memory[TOKENS]).to(qkv.v.dtype)  # (B, L, G d)
+        gate = self.gate_logits(layer, x).sigmoid().unsqueeze(-1)  # (B, L, G, 1)
+        by_head = embeddings.unflatten(-1, qkv.v.shape[2:])
         return qkv._replace(v=torch.addcmul(qkv.v, gate, by_head, value=self.peak))

@@ -19,7 +19,9 @@ from wakeful.model.rebuild import rebuild_decoder
 
 
 def check_stores(decoder: Decoder, num_tokens: int) -> None:
-    """Raise `WakefulError` where a model cannot have so many tokens stored."""
+    """Raise `WakefulError` if the model has a stored prefix already, or cannot have one of
+    `num_tokens` tokens.
+    """
     config = decoder.config
     if config.stored_prefix:
         raise WakefulError(
@@ -32,15 +34,16 @@ def check_stores(decoder: Decoder, num_tokens: int) -> None:
 
 @torch.no_grad()
 def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
-    """Return a decoder that reads every sequence as if these tokens stood before it.
+    """Return a decoder that reads every sequence as if these tokens stood before it: their keys and
+    values, computed once, are stored in it.
 
     It shares its weights with `decoder`, which is not changed. In layers with a window every token
-    sees the prefix, however far back it lies: within the window the logits are those of `decoder`
-    after these tokens, past it they differ.
+    sees the prefix, however far back it is. So the logits are those of `decoder` after these tokens
+    as long as the prefix is within the window; beyond that they differ.
 
     Raises:
-        WakefulError: no tokens, ids past the vocabulary, more than the context holds, or a model
-            that has a stored prefix already.
+        WakefulError: there are no tokens or more than the context holds, an id is not in the
+            vocabulary, or the model has a stored prefix already.
     """
     check_stores(decoder, len(tokens))
     ids = prefix_ids(tokens, decoder.embed.weight)

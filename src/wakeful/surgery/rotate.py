@@ -117,15 +117,16 @@ def rotate(
 def rotate_keys(decoder: Decoder) -> Decoder:
     """Return a decoder with the same logits that rotates queries and keys after RoPE.
 
-    This happens in every forward pass, so that the result has no stock architecture. It shares its
-    weights with `decoder`, which is not changed.
+    It does so in every forward pass, so that its architecture is none of Transformers'. It shares
+    its weights with `decoder`, which is not changed.
 
     Raises:
-        WakefulError: the model's route, which is named, uses queries and keys for more than logits.
+        WakefulError: the logits change, as the model's route uses queries or keys for more than
+            logits.
     """
     stored_keys: dict[str, Tensor] = {}
     if decoder.config.stored_prefix and not decoder.config.qk_rotation:
-        # Keys of a stored prefix are not computed again, so that they are rotated here.
+        # A stored prefix's keys are not computed in the forward pass: they are rotated here.
         for name, keys in decoder.named_parameters():
             if name.endswith("attention.stored.keys"):
                 stored_keys[name] = WalshHadamard()(keys.double()).to(keys.dtype)
@@ -137,9 +138,8 @@ def rotate_keys(decoder: Decoder) -> Decoder:
 def check_rotates(
     decoder: Decoder, rotation: Rotation | str, *, stream: bool = True, values: bool = True
 ) -> Rotation:
-    """Check that a decoder can be rotated, and return the rotation of that name.
-
-    `stream` and `values` say whether the residual stream and every head's values are to be rotated.
+    """Return the rotation, which may be given as an expression, after a check that the decoder's
+    residual stream (if `stream`) and every head's values (if `values`) can be rotated by it.
 
     Raises:
         WakefulError: the rotation is learned, or a part of the model, which is named, treats single
@@ -151,7 +151,7 @@ def check_rotates(
             f"{kind} is learned from gradients, which a cure does not have: "
             "use another, such as hadamard"
         )
-    if isinstance(kind, Identity):  # which keeps every basis
+    if isinstance(kind, Identity):  # nothing is rotated
         stream = values = False
     if stream:
         _check_stream(decoder)
@@ -163,17 +163,19 @@ def check_rotates(
     operations_by_field.append(("depth", decoder.depth.single_channels()))
     is_rotated = {"stream": stream, "values": values}
     for field, operations in operations_by_field:
-        for space, operation in operations.items():  # such as "stream", "has gates for each of"
-            if is_rotated.get(space):
+        for basis, operation in operations.items():  # such as "stream", "has gates for each of"
+            if is_rotated.get(basis):
                 raise WakefulError(
                     f"model.{field} = {getattr(decoder.config, field)} {operation} the "
-                    f"{_CHANNELS[space]}, so no other basis of them gives the same function"
+                    f"{_CHANNELS[basis]}, so no other basis of them gives the same function"
                 )
     return kind
 
 
 def _check_stream(decoder: Decoder) -> None:
-    """Raise `WakefulError` for a part that is another function in another basis of the stream."""
+    """Raise `WakefulError` if a part of the model would be another function after a rotation of
+    the residual stream.
+    """
     config = decoder.config
     layers = range(config.num_layers)
     if any(decoder.placement.at(layer, config.num_layers) != "before" for layer in layers):
@@ -182,7 +184,7 @@ def _check_stream(decoder: Decoder) -> None:
             "residual stream itself, so no other basis gives the same function; rotate what lies "
             "inside of the blocks: --rotate_values, --rotate_inner, --rotate_keys"
         )
-    # A norm whose scale can be folded away has its own version of this method.
+    # A norm with a scale that can be taken out of it overrides this method.
     if type(decoder.norm).take_scale_and_bias is Norm.take_scale_and_bias:
         raise WakefulError(
             f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
@@ -199,10 +201,10 @@ def _check_stream(decoder: Decoder) -> None:
 
 
 def _all_parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
-    """Yield, part by part, the prefixes of parameters' names in a decoder, such as ("blocks.0.",).
+    """Yield the parts in which a decoder is rotated, one after another to save memory: for each,
+    the prefixes of its parameters' names, such as ("blocks.0.",).
 
-    A part is as small as it can be, to need little memory: modules that share a parameter or have
-    to be changed together are in one.
+    Modules that share a parameter, or that have to be changed together, are in one part.
     """
     yield from _blocks(decoder)
     if decoder.config.tied:  # the embedding's weight is the head's
@@ -211,6 +213,7 @@ def _all_parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
         yield ("embed.",)
         yield ("norm.", "head.")
     yielded = {"blocks", "embed", "norm", "head"}
+    # All other modules, such as the routes', are one part.
     yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in yielded)
 
 
@@ -220,8 +223,8 @@ def _blocks(decoder: Decoder) -> Iterator[tuple[str]]:
 
 
 def _untie_head(decoder: Decoder) -> None:
-    """Give the head a matrix of its own, if it shares the embedding's and the final norm has a
-    scale: that will be multiplied into the head alone.
+    """Give a tied head a parameter of its own, if the final norm has a scale, which will be
+    multiplied into the head and not into the embedding. Change the configuration accordingly.
     """
     if not decoder.config.tied or not decoder.norm.scales_channels:
         return
@@ -230,13 +233,13 @@ def _untie_head(decoder: Decoder) -> None:
 
 
 def _stream_readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
-    """Yield each norm of the stream with the linear layers that read its output."""
+    """Yield each norm of the residual stream with the linear layers that read its output."""
     for block in decoder.blocks:
         for norm, sublayer in (
             (block.attention_norm, block.attention),
             (block.mlp_norm, block.mlp),
         ):
-            # A placement without norms before sublayers, where it is an Identity, was refused.
+            # It is no Identity: a placement without norms before sublayers was refused.
             yield cast(Norm, norm), list(_reading_layers(sublayer))
     yield decoder.norm, [decoder.head]
 
@@ -249,13 +252,14 @@ def _reading_layers(sublayer: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _fold_norm(norm: Norm, readers: list[nn.Linear]) -> None:
-    """Move a norm's scale γ and bias β into its readers: W (γ n + β) + b = W γ n + (W β + b).
+    """Move a norm's scale γ and bias β into the linear layers that read its output n γ + β, in
+    place: W (γ n + β) + b = W γ n + (W β + b).
 
-    If any reader has no bias, those of all readers stay, and the norm keeps β / γ as its own bias:
+    If any of these `readers` has no bias b, only γ is moved, and the norm keeps the bias β / γ:
     W γ (n + β / γ).
 
     Raises:
-        WakefulError: the norm would keep β / γ, and γ is zero in a channel.
+        WakefulError: the norm has to keep β / γ, and γ is zero in a channel.
     """
     scale, bias = norm.take_scale_and_bias()  # sets γ to 1 and β to 0 in the norm
     if bias is not None:
@@ -280,11 +284,11 @@ def make_turn(
     kind: Rotation, part: str, width: int, device: torch.device, *, seed: int,
     centered: bool = False,
 ) -> Turning:  # fmt: skip
-    """Return a function that turns x (..., `width`) to x Qᵀ, with Q a rotation of this kind.
+    """Return a function that maps x (..., `width`) to x Qᵀ, with Q a rotation of this kind.
 
-    `part` ("stream" or "values") enters the seed. With `centered`, for a model with LayerNorms, Q
-    keeps (1, …, 1): it is U diag(1, R) U with a rotation R of `width` − 1 channels and the
-    reflection U of `_exchange_axes`.
+    `part` ("stream" or "values") enters the random seed. If `centered`, Q keeps the direction
+    (1, …, 1), so that LayerNorms, which subtract the mean, commute with it: Q is U diag(1, R) U,
+    with a rotation R of `width` − 1 channels and the reflection U of `_exchange_axes`.
     """
     num_rotated = width - 1 if centered else width
     rotation = kind.for_width(
@@ -293,10 +297,11 @@ def make_turn(
     )  # fmt: skip
 
     def turn(x: Tensor) -> Tensor:
+        """Return x Qᵀ for `x` of any shape (..., `width`)."""
         rows = x.reshape(-1, width)
         if not centered:
             return rotation.into(rows).reshape(x.shape)
-        rows = _exchange_axes(rows)
+        rows = _exchange_axes(rows)  # the first axis, which R leaves alone, is now (1, …, 1) / √n
         rows = torch.cat([rows[:, :1], rotation.into(rows[:, 1:].contiguous())], dim=1)
         return _exchange_axes(rows).reshape(x.shape)
 
@@ -304,10 +309,11 @@ def make_turn(
 
 
 def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -> Turning:
-    """Return the function by which `rotate` turns a decoder's block outputs.
+    """Return the function that maps a decoder's hidden states after any block to those of the same
+    decoder after `rotate`.
 
     Raises:
-        WakefulError: a rotation is known not to be exact.
+        WakefulError: a rotation would change the logits.
     """
     kind = check_rotates(decoder, rotation)
     centered = any(norm.centers for norm in _stream_norms(decoder))
@@ -315,12 +321,12 @@ def turning_of(decoder: Decoder, rotation: str = "hadamard", *, seed: int = 0) -
     turn = make_turn(kind, "stream", width, device, seed=seed, centered=centered)
     if not centered:
         return turn
-    # A LayerNorm removes the mean anyway, so that `rotate` makes states free of it.
-    return lambda h: turn(h - h.mean(-1, keepdim=True))
+    # LayerNorms subtract the mean anyway, so `rotate` takes it out of the states.
+    return lambda hidden: turn(hidden - hidden.mean(-1, keepdim=True))
 
 
 def _stream_norms(decoder: Decoder) -> list[Norm]:
-    """Return the norms of the residual stream, without those of heads' queries and keys."""
+    """Return the norms of the residual stream: all but those of queries and keys."""
     return [
         module
         for module in decoder.modules()
@@ -329,10 +335,11 @@ def _stream_norms(decoder: Decoder) -> list[Norm]:
 
 
 def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
-    """Return x U for each row x, with the reflection U that exchanges (1, …, 1) / √n and the first
-    axis.
+    """Return x U for each row x, where the reflection U exchanges the first axis and the direction
+    (1, …, 1) / √n.
     """
     width = rows.shape[1]
+    # U = I − 2 w wᵀ, with w along the difference of the two.
     normal = torch.full((width,), -1 / math.sqrt(width), dtype=rows.dtype, device=rows.device)
     normal[0] += 1
     normal /= normal.norm()
@@ -340,33 +347,35 @@ def _exchange_axes(rows: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
 
 
 def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, centered: bool) -> None:
-    """Turn a matrix, in place, along its axis that lies in the residual stream; of a matrix that
-    writes to the stream, the bias too.
+    """Rotate the matrix `name` of a decoder in place, by `turn`, along its axis in the residual
+    stream: the outputs, with their bias, if it writes to the stream, else the inputs.
 
-    `name` is the matrix's name in the decoder. With `centered`, what is written to the stream is
-    made free of its mean, which LayerNorms remove anyway.
+    If `centered`, the mean over channels is first taken out of what is written to the stream:
+    LayerNorms subtract it anyway.
     """
     weight = decoder.get_parameter(name)
-    writes = role.residual == 0  # its outputs lie in the stream, else its inputs
-    parts = list(split_rows(weight.T if writes else weight))
+    writes = role.residual == 0  # axis 0 of (out, in) lies in the stream
+    views = list(split_rows(weight.T if writes else weight))  # in parts, to save memory
     bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None)
     if writes and bias is not None:
-        parts.append(bias)
-    for part in parts:
-        rows = part.double()
-        if centered and (writes or role.embedding):
+        views.append(bias)
+    for view in views:
+        rows = view.double()
+        if centered and (writes or role.embedding):  # an embedding's rows are written to it too
             rows = rows - rows.mean(-1, keepdim=True)
-        part.copy_(turn(rows))
+        view.copy_(turn(rows))
 
 
 def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
-    """Turn every head's values, a stored prefix's too, by one R, and the output's columns back.
+    """Rotate every head's values in a block by one matrix R, in place, and the output projection's
+    inputs by the same R, so that the block's output does not change.
 
-    `turn` is made for the width of a head: it turns each head's part of a row.
+    `turn` rotates vectors of a head's width. The values of a stored prefix are rotated too.
     """
     width = decoder.config.shape.head_width
     value, out = block.attention.value, block.attention.out
-    if isinstance(value, Heads):  # else the layer reads the values of another
+    if isinstance(value, Heads):  # else the layer borrows another layer's values
+        # The weight is (heads · width, D): `turn` needs each head's width as the last axis.
         rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
         value.weight.copy_(turn(rows).transpose(1, 2).flatten(0, 1))
         if value.bias is not None:
@@ -379,7 +388,9 @@ def _turn_values(block: Block, decoder: Decoder, turn: Turning) -> None:
 
 
 def _check_logits_kept(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
-    """Raise `WakefulError` if the logits changed: a user's part may not commute with a rotation."""
+    """Raise `WakefulError` if the logits differ `before` and `after` a rotation `kind`, as they do
+    if a variant of the user's own does not commute with it.
+    """
     config = before.config
     check_same(
         before, after, before.embed.weight, stored_tensor(before.embed.weight).dtype, "the logits",
@@ -393,10 +404,11 @@ def check_same(
     before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor], table: Tensor,
     dtype: torch.dtype, noun: str, why: str, *, length: int = 64,
 ) -> None:  # fmt: skip
-    """Raise `WakefulError` if two models' logits of random tokens differ by more than the rounding
-    of `dtype` explains.
+    """Raise `WakefulError` if two models' logits for random tokens differ by more than rounding to
+    `dtype` explains.
 
-    `before` and `after` return logits of token ids, and `table` is their embedding; the message is
+    `before` and `after` take token ids and return logits; `table` is their embedding, which gives
+    the vocabulary and the device. `length` tokens are compared. The message is
     "{noun} change by ... {why}".
     """
     generator = torch.Generator().manual_seed(0)
@@ -405,5 +417,5 @@ def check_same(
     check_logits(expected)
     difference = (actual - expected).square().mean().sqrt().item()
     deviation = expected.std().item()
-    if not difference <= _CLOSE[dtype] * deviation:  # a NaN fails too
+    if not difference <= _CLOSE[dtype] * deviation:  # true for a NaN too
         raise WakefulError(f"{noun} change by {difference:.1e} of {deviation:.1e} {why}")

@@ -107,8 +107,11 @@ def rotate_experts(
 
 
 def _check_names(suffixes: Mapping[str, str], kind: str) -> None:
-    """Raise `WakefulError` for a parameter of which it is unknown whether it reads the residual
-    stream or writes to it. `suffixes` holds each parameter's name inside its block, by its name.
+    """Raise `WakefulError` if it is not known whether a parameter reads the residual stream or
+    writes to it.
+
+    `suffixes` maps each parameter's full name to its name inside its block. `kind` names the model
+    in the message.
     """
     pattern = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
     for name, suffix in suffixes.items():
@@ -120,11 +123,13 @@ def _check_names(suffixes: Mapping[str, str], kind: str) -> None:
 
 
 def _stream_axis(model: nn.Module, name: str, *, reads: bool) -> int:
-    """Return the axis of a parameter that lies in the residual stream, as −1 or −2.
+    """Return which axis of a parameter lies in the residual stream: −1 or −2.
 
-    A matrix (outputs, inputs) has there its inputs if it `reads` the stream, else its outputs.
+    It is the axis of the inputs for a matrix that `reads` the stream, and that of the outputs for
+    one that writes to it. Matrices are (outputs, inputs), or (inputs, outputs) in modules with the
+    attribute `is_transposed`. Before these axes there may be one of experts.
     """
-    if name.endswith("bias"):
+    if name.endswith("bias"):  # its only axis, or the one after the experts'
         return -1
     owner = model.get_submodule(name.rpartition(".")[0])
     is_transposed = bool(getattr(owner, "is_transposed", False))  # (inputs, outputs)
@@ -134,12 +139,15 @@ def _stream_axis(model: nn.Module, name: str, *, reads: bool) -> int:
 def _transform_parameter(
     model: nn.Module, name: str, source: Tensor, steps: Sequence[_Step]
 ) -> None:
-    """Apply steps to a parameter in float64, expert by expert to save memory, and replace it in the
-    model. A step is an axis and an operation on that axis as the last.
+    """Replace the parameter `name` of a model by its values `source` after some steps.
+
+    A step is (axis, operation): the operation is applied with that axis as the last. All steps are
+    computed in float64 and rounded once, one expert after the other to save memory.
     """
-    has_experts = source.ndim == 3  # one matrix for each
+    has_experts = source.ndim == 3  # a matrix for each expert
+    matrices = source.unbind() if has_experts else [source]
     transformed = []
-    for matrix in source.unbind() if has_experts else [source]:
+    for matrix in matrices:
         result = matrix.double()
         for axis, operation in steps:
             result = operation(result.movedim(axis, -1)).movedim(-1, axis)

@@ -79,8 +79,8 @@ class SinkChoice:
 
 
 def free_share(length: int) -> float:
-    """Return the share of (query, head) pairs up to which the first of `length` tokens is no
-    sink.
+    """Return the largest share of (query, head) pairs which may attend most to the first of
+    `length` tokens without this token being called a sink.
     """
     return FREED + float(even_shares(length)[0])
 
@@ -96,35 +96,36 @@ def choose_sink_tokens(
     known: Iterable[SinkTrial] = (),
     on_progress: OnProgress = ignore_progress,
 ) -> SinkChoice:
-    """Choose the token that, stored before a text, takes the attention sink at no loss.
+    """Choose the token that, stored before a text, becomes the attention sink in place of the
+    text's first token, and does not make the loss worse.
 
-    Of the candidates whose loss is as good as the best, that is the one after which the text's
-    first token is no sink; of several the preferred one, else the one of least loss.
+    Candidates are compared by the rules of `choose_sink_cure`. If the one that they choose does
+    harm to the loss, storing nothing is best.
 
     Args:
         decoder: is not changed.
         windows: text to measure on.
         candidates: token ids, at least one.
-        preferred: BOS, which is chosen if it is as good as the best.
-        opening: tokens that the uncured model reads before each window.
+        preferred: BOS, which is chosen from several equally good candidates.
+        opening: tokens that the model without a stored token reads before each window.
         known: trials on these windows that need not be measured again.
         on_progress: called with the number of candidates measured and of all candidates.
 
     Raises:
         WakefulError: an id is past the vocabulary, or the model has a stored prefix already.
     """
-    trial_by_tokens = {trial.tokens: trial for trial in known}
-    uncured = trial_by_tokens.get(()) or measure_trial(decoder, windows, (), opening=opening)
-    known_by_candidate = {tokens[0]: trial for tokens, trial in trial_by_tokens.items() if tokens}
+    known_by_tokens = {trial.tokens: trial for trial in known}  # () is the model as it is
+    uncured = known_by_tokens.get(()) or measure_trial(decoder, windows, (), opening=opening)
+    known_by_candidate = {tokens[0]: trial for tokens, trial in known_by_tokens.items() if tokens}
 
-    def with_stored(token: int) -> Decoder:
+    def store_token(token: int) -> Decoder:
         return store_prefix(decoder, [token])
 
     trials = race_tokens(
         candidates,
         windows,
-        losses_of=lambda token, rows: losses_after_opening(with_stored(token), rows),
-        begin=lambda token, rows: measure_trial(with_stored(token), rows, (token,)),
+        losses_of=lambda token, rows: losses_after_opening(store_token(token), rows),
+        begin=lambda token, rows: measure_trial(store_token(token), rows, (token,)),
         known=known_by_candidate,
         preferred=preferred,
         on_progress=on_progress,
@@ -188,13 +189,14 @@ def race_tokens(
 def choose_sink_cure(
     none: SinkTrial, trials: Mapping[int, SinkTrial], *, preferred: int | None, free: float
 ) -> SinkChoice:
-    """Choose among trials, given by their last token, and `none`, the model as it is.
+    """Choose among the trials of stored tokens, by token, and `none`, the model as it is.
 
-    Of the trials as good in loss as the best, take the first by preference after which the text's
-    first token is no sink (`share` ≤ `free`), or else the one with the least share. The choice's
-    `best` is that trial if it does no harm to the loss, and otherwise `none`.
+    Of the trials whose loss is as good as the best, take one after which the text's first token is
+    no sink (`share` ≤ `free`): that of the `preferred` token, else that of least loss. If there is
+    none, take the trial with the least share. The choice's `token` is this trial; its `best` is it
+    too if it does no harm to the loss, and otherwise `none`.
     """
-    tied = [trials[token] for token in by_preference(trials, preferred)]
+    tied = [trials[token] for token in by_preference(trials, preferred)]  # equally good in loss
     without_sink = [trial for trial in tied if trial.share <= free]
     chosen = without_sink[0] if without_sink else min(tied, key=lambda trial: trial.share)
     is_harmless = LossChange.between(none.losses, chosen.losses).is_harmless
@@ -202,7 +204,9 @@ def choose_sink_cure(
 
 
 def by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> list[int]:
-    """Return the tokens as good in loss as the best, the preferred first, then by their loss."""
+    """Return the tokens whose loss is as good as the best: the preferred one first, if it is among
+    them, then the others from least loss.
+    """
     by_loss = sorted(trials, key=lambda token: sum(trials[token].losses))
     best_losses = trials[by_loss[0]].losses
     tied = [
@@ -210,7 +214,7 @@ def by_preference(trials: Mapping[int, SinkTrial], preferred: int | None) -> lis
         for token in by_loss
         if LossChange.between(best_losses, trials[token].losses).is_harmless
     ]
-    return sorted(tied, key=lambda token: token != preferred)  # the others keep their order
+    return sorted(tied, key=lambda token: token != preferred)  # stable: others keep their order
 
 
 def measure_trial(
@@ -220,32 +224,35 @@ def measure_trial(
     *,
     opening: Sequence[int] = (),
 ) -> SinkTrial:
-    """Return the trial of a model with the stored `tokens`: its losses on windows after `opening`,
-    and the sink that remains in the first `SHARE_WINDOWS` of them, a mean over layers.
+    """Measure a model that has the `tokens` stored: the loss of every window, read after the tokens
+    `opening`, and the sink that remains at the text's first token.
+
+    The sink is measured on the first `SHARE_WINDOWS` windows only.
     """
     sinks = Sinks()
     with torch.inference_mode(), watch(model, sinks):
-        losses = losses_after_opening(model, windows[:SHARE_WINDOWS], opening)
+        first_losses = losses_after_opening(model, windows[:SHARE_WINDOWS], opening)
+    other_losses = losses_after_opening(model, windows[SHARE_WINDOWS:], opening)
     share, mass = remaining_sink(sinks)
-    return SinkTrial(
-        tokens, losses + losses_after_opening(model, windows[SHARE_WINDOWS:], opening), share, mass
-    )
+    return SinkTrial(tokens, first_losses + other_losses, share, mass)
 
 
 def remaining_sink(sinks: Sinks) -> tuple[float, float]:
-    """Return the share of (query, head) pairs whose most attended key is the sequence's first
-    token, and the mean attention on that token, without queries of the first token itself: means
-    over layers, 0 where nothing was measured.
+    """Return (share, mass) of the sink at the text's first token, as means over layers; 0 if
+    nothing was measured.
+
+    `share` is the share of (query, head) pairs whose most attended key is this token, and `mass`
+    the mean attention on it. The token's own query (row 0) is left out: it sees nothing else.
     """
     rows = sinks.rows()
-    layer_rows = rows.filter(rows["head"].is_null())  # means over a layer's heads
+    layer_rows = rows.filter(rows["head"].is_null())  # rows without a head: means over heads
     share = mean_over_layers(layer_rows.filter(metric="first_key_share_without_row_0"))
     mass = mean_over_layers(layer_rows.filter(metric="first_key_mass_without_row_0"))
     return share or 0.0, mass or 0.0
 
 
 def prepend_tokens(opening: Sequence[int], text: Int[Tensor, "B L"]) -> Int[Tensor, "B S"]:
-    """Return a text's token ids after the tokens `opening`."""
+    """Return the token ids of texts, each with the tokens `opening` put before it."""
     first = torch.tensor([list(opening)], dtype=text.dtype, device=text.device)
     return torch.cat([first.expand(len(text), -1), text], 1)
 
@@ -260,14 +267,15 @@ def losses_after_opening(
 ) -> tuple[float, ...]:
     """Return the mean loss of each window's tokens after its first, in nats per token.
 
-    The model reads the tokens `opening` before each window. Windows are read in batches of about
-    `together` tokens; `together` = 1 reads each alone, for a model whose quantization scales are
-    computed from a whole batch.
+    The model reads the tokens `opening` before each window; they have no loss. Windows are read in
+    batches of about `together` tokens. With `together` = 1 each is read alone, for a model whose
+    quantization scales are computed from a whole batch.
     """
-    if not len(windows):
+    if not len(windows):  # a tensor without rows cannot be split
         return ()
     losses: list[float] = []
     for rows in windows.split(max(1, together // windows.shape[1])):
+        # Of the window's tokens but the last: each predicts the token after it.
         logits = logits_of(model, prepend_tokens(opening, rows))[:, len(opening) : -1].float()
         token_losses = cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
         losses += token_losses.double().view(len(rows), -1).mean(1).tolist()

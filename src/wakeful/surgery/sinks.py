@@ -38,7 +38,9 @@ _SMALLEST = 1e-6
 
 
 def check_replaceable(decoder: Decoder) -> None:
-    """Raise `WakefulError` if learned sinks cannot replace a stored token."""
+    """Raise `WakefulError` if learned sinks cannot take the place of a token before the text: the
+    model has another normalizer or route, a sliding window, or a stored prefix.
+    """
     config = decoder.config
     for field, required in (("normalizer", "softmax"), ("route", "own")):
         actual = getattr(config, field)
@@ -129,14 +131,14 @@ def first_and_rest_logits(
     scale: float,
     shift: "Float[Tensor, '#1 L G d'] | None" = None,
 ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
-    """Return two tensors in float64, with a number for each head and each of N = B · L queries: the
-    logit of the first key, and the log-sum-exp of the logits of the other visible keys.
+    """Return (the logit of the first key, the log-sum-exp of the logits of the other keys that a
+    query sees), for each head and each of N = B · L queries, in float64.
 
-    There is one key more than there are queries, P = L + 1: query i sees the first key and the
-    i + 1 after it. `shift` is subtracted from the keys after the first.
+    There is one key more than there are queries, P = L + 1: query i, from 0, sees the first key and
+    the i + 1 keys after it. `shift` is subtracted from the keys after the first.
     """
     repeats, length = q.shape[2] // k.shape[2], q.shape[1]
-    hidden = ~causal_mask(length, length, q.device)
+    hidden = ~causal_mask(length, length, q.device)  # of the keys after the first
     firsts, rests = list[Tensor](), list[Tensor]()
     for queries, keys in zip(q.double(), k.double(), strict=True):  # one sequence, to save memory
         shifted = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
@@ -148,17 +150,17 @@ def first_and_rest_logits(
 
 
 def solve_sink(logits: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> Float[Tensor, "H"]:
-    """Return for each head the sink s, by bisection, that gets the mean of `weights`: over queries,
-    mean σ(s − logits) = mean weights.
+    """Return for each head the sink s whose mean weight over queries is the mean of `weights`:
+    mean σ(s − logits) = mean weights, solved by bisection.
 
-    `logits` are the log-sum-exp of all other keys' logits.
+    `logits` are, for each query, the log-sum-exp of the logits of all keys.
     """
     mean_weight = weights.mean(1, keepdim=True).clamp(_SMALLEST, 1 - _SMALLEST)
     # If all logits were equal, s would be that number plus the mean weight's log-odds. So it lies
     # between the sums for the smallest and the largest logit.
     smallest, largest = logits.aminmax(dim=1, keepdim=True)
     low, high = smallest + mean_weight.logit(), largest + mean_weight.logit()
-    for _ in range(60):
+    for _ in range(60):  # halves the interval to less than rounding
         middle = (low + high) / 2
         too_small = (middle - logits).sigmoid().mean(1, keepdim=True) < mean_weight
         low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
@@ -168,11 +170,12 @@ def solve_sink(logits: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> F
 def _key_shift(
     decoder: Decoder, layer: int, key: Float[Tensor, "1 1 G d"], length: int
 ) -> tuple[Float[Tensor, "1 1 G d"], Float[Tensor, "1 L G d"]]:
-    """Return the vector to subtract from all keys before RoPE, and that vector as RoPE rotates it
-    at each of the positions 1 … L.
+    """Return (the vector to subtract from all keys before RoPE, that vector as RoPE rotates it at
+    each of the positions 1 … L, which are the text's after the stored token).
 
-    It is the stored token's `key` without RoPE; with RoPE that key, rotated by the mean of the
-    inverse rotations; and zero where keys are normalized after their projection.
+    The vector is the stored token's `key` in a model without RoPE. With RoPE it is the mean over
+    positions of the key rotated back. If keys are normalized after their projection, where nothing
+    can be subtracted from them, it is zero.
     """
     rotated_shape = (1, length, *key.shape[2:])
     if decoder.config.qk_norm:
@@ -182,6 +185,6 @@ def _key_shift(
     if not rope_name:
         return key, key.expand(rotated_shape)
     cos, sin = decoder.get_submodule(rope_name)(slice(1, length + 1))
-    mean_inverse = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
+    mean_inverse = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)  # −sin rotates back
     shift = turn_pairs(key, mean_inverse)
     return shift, turn_pairs(shift.expand(rotated_shape), (cos, sin))

@@ -59,7 +59,8 @@ class Variant(HasRoles):
         register_external_class(cls)
 
     def __str__(self) -> str:
-        """Return the expression that builds this variant, without options at their defaults.
+        """Return the expression that builds this variant, without the options that have their
+        default values.
 
         Raises:
             WakefulError: the class does not keep an option under its name.
@@ -74,7 +75,7 @@ class Variant(HasRoles):
             value = getattr(self, parameter.name)
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:  # *parts, other variants
                 parts += [str(item) for item in value]
-            elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:  # written without name
                 parts.append(_format_value(value))
             elif value != parameter.default:
                 parts.append(f"{parameter.name}={_format_value(value)}")
@@ -94,7 +95,9 @@ class FieldVariant(Variant):
 @cache
 def variants_by_name(folder: str) -> dict[str, type[Variant]]:
     """Return the classes of all variants of a folder ("routes", "ropes", "optim.rotations" ...) by
-    their names in expressions. A class without examples of its own is a base, and is left out.
+    the names that they have in expressions.
+
+    A base class, which has no `examples` in its own class body, is left out.
     """
     return {
         variant_name(kind): kind
@@ -193,7 +196,11 @@ class _ExpressionParser:
         self.external: dict[str, str] = {}
 
     def _replace_external(self, match: re.Match[str]) -> str:
-        """Return the Python name that replaces a match of `_FOREIGN`; a string stays."""
+        """Return the text that replaces a match of `_FOREIGN`: a string or a `module:Name`.
+
+        A string stays. A `module:Name`, which Python cannot parse, becomes a new Python name, under
+        which it is kept in `external`.
+        """
         if match[1] is not None:  # a string
             return match[0]
         name = f"external_{len(self.external)}_"
@@ -201,7 +208,7 @@ class _ExpressionParser:
         return name
 
     def parse(self, build_from: Callable[[ast.expr], Any]) -> Any:
-        """Parse the expression; return the result of `build_from` on its syntax tree.
+        """Parse the expression, and return what `build_from` makes of its syntax tree.
 
         Raises:
             WakefulError: the expression is too long, does not parse, or is nested too deeply.
@@ -212,6 +219,7 @@ class _ExpressionParser:
                 f"{self.expression[:40]!r}...: at most {_LONGEST} are read"
             )
         try:
+            # A `module:Name` is no Python: it is replaced by a Python name.
             parseable = _FOREIGN.sub(self._replace_external, self.expression)
             tree = ast.parse(parseable.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -225,19 +233,22 @@ class _ExpressionParser:
             raise WakefulError(f"{self.title} {self.expression!r} is nested too deeply") from None
 
     def build_variant(self, node: ast.expr, *, is_option: bool = False) -> Any:
-        """Build the variant that a syntax node names; `is_option`: as an option of another one.
+        """Build the variant that a syntax node names, with the options that the node gives it.
+
+        `is_option` is True where it is an option of another variant: an error message for an
+        unknown name then lists other names.
 
         Raises:
             WakefulError: the class or an option is unknown, or an option has another type.
         """
-        call, called = self._as_call(node)
-        variant_class = self._find_class(called, is_option)
+        call, name = self._as_call(node)
+        variant_class = self._find_class(name, is_option)
         arguments = [self._evaluate(argument) for argument in call.args]
         keywords = self._evaluate_keywords(call, _options(variant_class))
         _check_types(variant_name(variant_class), variant_class, keywords)
         try:
             _signature(variant_class).bind(*arguments, **keywords)
-        except TypeError as error:
+        except TypeError as error:  # an argument is missing, or there are too many
             raise WakefulError(
                 f"{self._unparse(call.func)}: {error} in {self.expression!r}"
             ) from None
@@ -246,20 +257,25 @@ class _ExpressionParser:
     def bind_function(
         self, functions: Mapping[str, Callable[..., Any]], node: ast.expr
     ) -> "partial[Any]":
-        """Return the function that a syntax node names, one of `functions` or a user's, with the
-        options that the node sets.
+        """Return a partial of the function that a syntax node names, with the options that the node
+        sets as its keywords.
+
+        The function is one of `functions`, by its name there, or a user's (`module:Name`). Its
+        first parameter is no option: the caller of the partial gives it.
 
         Raises:
             WakefulError: the function or an option is unknown, an option has another type, or one
                 is given without its name.
         """
-        call, called = self._as_call(node)
-        name = self._unparse(call.func)
-        target = functions.get(called)
-        if called in self.external:
+        call, python_name = self._as_call(node)
+        is_external = python_name in self.external  # stands for a `module:Name`
+        name = self._unparse(call.func)  # as the user wrote it
+        if is_external:
             target = external_object(name, imports=self.imports)
             if not callable(target):
                 raise WakefulError(f"{self.title}={name!r} is neither a class nor a function")
+        else:
+            target = functions.get(name)
         if target is None:
             raise WakefulError(
                 f"{self.title}={name!r} is not one of {', '.join(functions)}"
@@ -267,15 +283,15 @@ class _ExpressionParser:
             )
         if call.args:
             raise WakefulError(f"{name}: name the option that is {self._unparse(call.args[0])}")
-        options = list(_options(target).items())[1:]  # the first argument is the caller's
+        options = list(_options(target).items())[1:]  # the first parameter is the caller's
         keywords = self._evaluate_keywords(call, dict(options))
-        if called in functions:  # a user's may have annotations that cannot be evaluated
+        if not is_external:  # a user's function may have annotations that cannot be evaluated
             _check_types(name, target, keywords)
         return partial(target, **keywords)
 
     def _as_call(self, node: ast.expr) -> tuple[ast.Call, str]:
-        """Return (call, name): a node as a call, and the name of what it calls. A bare name is a
-        call without arguments.
+        """Return (call, name): the node as a call, and the name that is called. A bare name counts
+        as a call without arguments.
 
         Raises:
             WakefulError: the node is neither a name nor the call of one.
@@ -292,15 +308,16 @@ class _ExpressionParser:
     def _evaluate_keywords(
         self, call: ast.Call, options: Mapping[str, inspect.Parameter]
     ) -> dict[str, Any]:
-        """Return the values of a call's named arguments.
+        """Return the values of a call's named arguments, by name.
 
         Raises:
-            WakefulError: one is not in `options`, is given twice, or has no plain value.
+            WakefulError: a name is not in `options` or is given twice, or a value is neither plain
+                nor a variant.
         """
         name = self._unparse(call.func)
         keywords: dict[str, Any] = {}
         for keyword in call.keywords:
-            if keyword.arg is None or keyword.arg not in options:  # None: **options
+            if keyword.arg is None or keyword.arg not in options:  # None if `**` is written
                 allowed = (
                     f"its options are {', '.join(options)}" if options else "it has no options"
                 )
@@ -314,7 +331,11 @@ class _ExpressionParser:
         return keywords
 
     def _find_class(self, name: str, is_option: bool) -> type[Variant]:
-        """Return the class of a variant by its name in the expression.
+        """Return the class of a variant by its name in the syntax tree, where a Python name may
+        stand for a user's `module:Name`.
+
+        `is_option` is True where the name is an option of another variant: other names are
+        suggested then.
 
         Raises:
             WakefulError: the folder has no variant of that name, or a user's class is not one.
@@ -331,10 +352,11 @@ class _ExpressionParser:
         return classes[name]
 
     def _find_external_class(self, name: str) -> type[Variant]:
-        """Return a user's class `module:Name`.
+        """Return a user's class, given as `module:Name`.
 
         Raises:
-            WakefulError: the class does not exist, or is not derived from a base of the folder.
+            WakefulError: the class does not exist, or is not derived from a base class of the
+                folder's variants.
         """
         external = external_object(name, imports=self.imports)
         bases = _base_classes(self.folder)
@@ -352,17 +374,9 @@ class _ExpressionParser:
         Raises:
             WakefulError: the argument is something else, or a range that is too large.
         """
-        function = node.func if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.Call) and isinstance(function, ast.Name) and function.id == "range":
-            bounds = [self._evaluate(argument) for argument in node.args]
-            if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
-                raise WakefulError(f"range takes one to three integers, not {ast.unparse(node)!r}")
-            if bounds[2:] == [0] or any(abs(bound) > _LARGEST for bound in bounds):
-                raise WakefulError(
-                    f"range takes bounds up to {_LARGEST} and no step of 0, not "
-                    f"{ast.unparse(node)!r}"
-                )
-            return range(*bounds)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "range":
+            return self._evaluate_range(node)
+        # A name or a call is another variant, if there is a folder to look it up in.
         if self.folder and isinstance(node, ast.Name | ast.Call):
             return self.build_variant(node, is_option=True)
         try:
@@ -371,6 +385,22 @@ class _ExpressionParser:
             raise WakefulError(
                 f"in {self.title} {self.expression!r}: {self._unparse(node)!r} is not a plain value"
             ) from None
+
+    def _evaluate_range(self, call: ast.Call) -> range:
+        """Return the range that a call such as `range(2, 8)` writes.
+
+        Raises:
+            WakefulError: there are not one to three integers, one is too large, or the step is 0.
+        """
+        bounds = [self._evaluate(argument) for argument in call.args]
+        if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
+            raise WakefulError(f"range takes one to three integers, not {ast.unparse(call)!r}")
+        has_zero_step = bounds[2:] == [0]
+        if has_zero_step or any(abs(bound) > _LARGEST for bound in bounds):
+            raise WakefulError(
+                f"range takes bounds up to {_LARGEST} and no step of 0, not {ast.unparse(call)!r}"
+            )
+        return range(*bounds)
 
     def _unparse(self, node: ast.expr) -> str:
         """Return a node's source text, with every `module:Name` as it was written."""
@@ -382,7 +412,9 @@ class _ExpressionParser:
 
 @cache
 def _base_classes(folder: str) -> tuple[type[Variant], ...]:
-    """Return the public base classes of a folder's variants: those without `examples`."""
+    """Return the base classes of a folder's variants: public classes without `examples`, from one
+    of which a user's own variant is derived.
+    """
     return tuple(
         variant_class
         for variant_class in package_classes(folder)
@@ -398,38 +430,41 @@ def _folder_noun(folder: str) -> str:
 
 
 def _allowed_names(folder: str, is_option: bool) -> tuple[str, list[str]]:
-    """Return (noun, names) for the error message of an unknown name: what kind of thing an
-    expression names, and the names that are allowed.
+    """Return (noun, names) for an error message about an unknown name: what was expected there,
+    such as "route", and the names that are allowed.
 
-    A folder may hold parts of its variants too, such as the grids of quantization schemes, which
-    are allowed only as an option (`is_option`) of another variant.
+    Most folders have variants of one kind. "quantization.schemes" also has the parts of schemes:
+    its main base class is `Scheme`, named as the folder, and `Grid` and `Method` are the bases of
+    parts. Parts are allowed only as an option (`is_option`), schemes only where it is none.
     """
     noun, classes, bases = _folder_noun(folder), variants_by_name(folder), _base_classes(folder)
-    main_bases = tuple(base for base in bases if base.__name__.lower() == noun)
-    part_bases: tuple[type[Variant], ...] = ()
-    if main_bases:
-        part_bases = tuple(base for base in bases if not issubclass(base, main_bases))
-    if not part_bases:  # all classes of the folder are variants of one kind
-        return noun, [
-            name
-            for name, variant_class in classes.items()
-            if not main_bases or issubclass(variant_class, main_bases)
-        ]
-    allowed_bases = part_bases if is_option else main_bases
-    names = [
-        name
-        for name, variant_class in classes.items()
-        if issubclass(variant_class, allowed_bases) and name != noun
-    ]
-    return " or ".join(base.__name__.lower() for base in allowed_bases), names
+    main_base = next((base for base in bases if base.__name__.lower() == noun), None)
+    if main_base is None:
+        return noun, list(classes)
+    part_bases = tuple(base for base in bases if not issubclass(base, main_base))
+    if is_option and part_bases:
+        noun_of_parts = " or ".join(base.__name__.lower() for base in part_bases)
+        return noun_of_parts, _names_derived_from(part_bases, classes)
+    names = _names_derived_from((main_base,), classes)
+    if part_bases:  # without `scheme` itself: a scheme written out in parts is no name
+        names = [name for name in names if name != noun]
+    return noun, names
+
+
+def _names_derived_from(
+    bases: tuple[type[Variant], ...], classes: Mapping[str, type[Variant]]
+) -> list[str]:
+    """Return the names of the classes that are derived from one of `bases`."""
+    return [name for name, kind in classes.items() if issubclass(kind, bases)]
 
 
 def _check_types(title: str, target: Callable[..., Any], keywords: dict[str, Any]) -> None:
-    """Check that `keywords`, options of a class or function, have the annotated types and are
-    finite; convert integers to floats in place where floats are annotated.
+    """Check that `keywords`, the options given to a class or function (`target`), have the types
+    that it annotates and are finite. Where a float is annotated, convert an integer in place.
 
     Raises:
-        WakefulError: a value has another type; `title` names the class or function.
+        WakefulError: a value has another type or is not finite. The message begins with `title`,
+            the name of the class or function.
     """
     if not keywords:
         return
@@ -438,7 +473,7 @@ def _check_types(title: str, target: Callable[..., Any], keywords: dict[str, Any
     except NameError as error:
         raise WakefulError(f"the types of {title}'s options cannot be found: {error}") from None
     for name, value in keywords.items():
-        hint = hints.get(name)
+        hint = hints.get(name)  # None, without an annotation, fits every value
         if not _fits_type(value, hint):
             expected = hint.__name__ if isinstance(hint, type) else str(hint)
             if get_origin(hint) is Literal:
@@ -451,10 +486,10 @@ def _check_types(title: str, target: Callable[..., Any], keywords: dict[str, Any
 
 
 def _fits_type(value: Any, hint: Any) -> bool:
-    """Return True if a value fits a type hint: a class, a union, a `Literal`, a list or a tuple;
-    any other hint fits every value.
+    """Return True if a value fits a type hint: a class, a union, a `Literal`, a list or a tuple.
+    Every value fits a hint of another form.
     """
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, inner = get_origin(hint), get_args(hint)  # of list[int]: list and (int,)
     if origin is Literal:
         return value in inner
     if origin in (Union, types.UnionType):
@@ -462,12 +497,15 @@ def _fits_type(value: Any, hint: Any) -> bool:
     if origin is list:
         return type(value) is list and all(_fits_type(item, inner[0]) for item in value)
     if origin is tuple:
-        is_tuple = type(value) is tuple
-        # tuple[T, ...] has any number of items of one type.
-        item_hints = inner[:1] * len(value) if is_tuple and inner[-1] is Ellipsis else inner
-        has_length = is_tuple and len(value) == len(item_hints)
-        return has_length and all(map(_fits_type, value, item_hints))
+        return type(value) is tuple and _fit_items(value, inner)
     return not isinstance(hint, type) or _fits_class(value, hint)
+
+
+def _fit_items(items: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    """Return True if the items of a tuple fit the hints inside `tuple[...]`."""
+    if hints[-1] is Ellipsis:  # tuple[T, ...]: any number of items of one type
+        hints = hints[:1] * len(items)
+    return len(items) == len(hints) and all(map(_fits_type, items, hints))
 
 
 def _fits_class(value: Any, kind: type) -> bool:

@@ -57,18 +57,21 @@ def package_classes(folder: str) -> Iterator[type]:
 
 def register_external_class(kind: type) -> None:
     """Add a class from outside the package to the table of those that files may name."""
-    if name := qualified_name(kind):
+    if name := qualified_name(kind):  # "" for a class of the package
         _OUTSIDE[name] = kind
 
 
 def external_object(name: str, *, imports: bool) -> object:
-    """Return the object `module:Name` from outside the package; None if the module lacks the name.
+    """Return the object that is called `name` (`module:Name`) outside the package; None if the
+    module does not have it.
 
-    The module is imported only where the user wrote the name (`imports`) or trusts the module
-    (`CONSENT`). Any other name must be that of a class in a module that the user imported.
+    The module is imported, if it is not yet, in two cases: the user wrote the name (`imports`), or
+    allowed the module in the environment variable `CONSENT`. The object is then added to the table
+    of those that files may name. In all other cases the name must be in that table: a variant's
+    class is, once the user has imported its module.
 
     Raises:
-        NotTrusted: the name is of no such class, and its module must not be imported.
+        NotTrusted: the module must not be imported, and the name is not in the table.
         WakefulError: the module cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
@@ -76,28 +79,36 @@ def external_object(name: str, *, imports: bool) -> object:
     if imports or entry:
         module = sys.modules.get(module_name) or _import_module(module_name, name, entry)
         _OUTSIDE[name] = vars(module).get(attribute)
+    # A module whose import failed halfway is not in sys.modules, but its classes are in the table.
     if name not in _OUTSIDE or module_name not in sys.modules:
         raise NotTrusted(name)
     return _OUTSIDE[name]
 
 
 def consent_entry(module: str) -> str:
-    """Return the entry of the environment variable `CONSENT` that allows importing a module; "" for
-    none. An entry is the module's name, or a path that ends in the module's file.
+    """Return the entry of the environment variable `CONSENT` that allows importing a module; "" if
+    none does.
+
+    An entry is the module's name, or a path that ends in the module's file: in a/b.py or
+    a/b/__init__.py for the module "a.b".
     """
     path = PurePosixPath(*module.split("."))
     module_files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
     entries = filter(None, os.environ.get(CONSENT, "").split(","))
     for entry in entries:
         parts = Path(entry).absolute().parts
-        if entry == module or any(parts[-len(file) :] == file for file in module_files):
+        names_file = any(parts[-len(file) :] == file for file in module_files)
+        if entry == module or names_file:
             return entry
     return ""
 
 
 @contextlib.contextmanager
 def trust_modules(entries: Sequence[str]) -> Iterator[None]:
-    """Allow files to name these modules, each given by name or path, within a context.
+    """Allow files to name these modules, each given by name or path, inside the context.
+
+    The environment variable `CONSENT` is extended, so that child processes allow them too, and set
+    back at the end.
 
     Raises:
         WakefulError: there is no such file, or its name has a comma.
@@ -122,20 +133,22 @@ def trust_modules(entries: Sequence[str]) -> Iterator[None]:
 
 def qualified_name(kind: type) -> str:
     """Return `module:Name` of a class from outside the package; "" for a class of wakeful."""
-    inside = kind.__module__.split(".")[0] == __name__.split(".")[0]
-    return "" if inside else f"{kind.__module__}:{kind.__qualname__}"
+    is_inside = kind.__module__.split(".")[0] == __name__.split(".")[0]
+    return "" if is_inside else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _import_module(module_name: str, name: str, entry: str) -> ModuleType:
-    """Import a module: from the file `entry`, if that is a path, else as Python finds it, including
-    in the working directory. `name` (`module:Name`) is for the error message.
+    """Import a module and return it: from the file `entry` if that is a path, else from where
+    Python finds it, the working directory included.
+
+    `sys.path` has one more folder meanwhile. `name` (`module:Name`) is for the error message.
 
     Raises:
-        WakefulError: importing it fails, whatever it raises.
+        WakefulError: importing fails, by whatever error.
     """
     if entry.endswith(".py"):
         file = Path(entry).resolve()
-        # The folder that the module's dotted name starts from, before all others.
+        # The folder from which the module's dotted name starts: Python looks there first.
         levels_up = module_name.count(".") + (file.name == "__init__.py")
         added_folder = str(file.parents[levels_up])
         sys.path.insert(0, added_folder)

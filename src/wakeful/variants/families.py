@@ -34,20 +34,24 @@ class MatrixPatterns:
     """True if layers store their matrices as (in, out), like `Conv1D`, not (out, in)."""
 
     def match_in_layer(self, name: str) -> tuple[str, Role] | None:
-        """Return (prefix, role) of a matrix inside a layer, the prefix being that of the stack of
-        layers; None where its name does not fit the family's patterns.
+        """Return (stack, role) of a matrix inside a layer, by the matrix's full name; None if the
+        name does not fit the family's patterns.
+
+        The stack is what the name has before `layer`: "model." of
+        "model.layers.0.self_attn.q_proj.weight".
         """
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
             match = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
             if match is not None:
-                assert role.residual is not None  # for (out, in); `transposed` is (in, out)
+                assert role.residual is not None
+                # The role's axis is that of an (out, in) matrix; a transposed one is (in, out).
                 axis = 1 - role.residual if self.transposed else role.residual
                 return match[1], dataclasses.replace(role, residual=axis)
         return None
 
     def match_outside(self, name: str) -> Role | None:
-        """Return the role of a matrix outside of layers, an embedding or a head; None where its
-        name does not fit the family's patterns.
+        """Return the role of a matrix outside of layers, an embedding or a head, by its full name;
+        None if the name does not fit the family's patterns.
         """
         for pattern, role in ((self.tables, TABLE), (self.heads, HEAD)):
             if re.fullmatch(rf"(?:.*\.)?(?:{pattern})\.weight", name):
@@ -144,12 +148,13 @@ FAMILIES = (
 
 
 def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, Role]]:
-    """Return the family's name and the role of every matrix in `shapes` whose name fits a family.
+    """Return (family's name, role) of every matrix that fits a family, by the matrix's name.
 
-    A model may have several stacks of layers. A stack is of the family whose patterns fit most of
-    its matrices and give the residual stream one width in all of them, which excludes names that
-    fit by accident and matrices that are stored transposed. Embeddings and heads are found by the
-    patterns of the stacks' families.
+    `shapes` are the shapes of a model's tensors by their names. A model may have several stacks of
+    layers. For each stack the family is chosen whose patterns fit the most matrices, among the
+    families by which the residual stream is equally wide in all of these matrices: this excludes
+    names that fit by accident, and matrices that are stored transposed. Embeddings and heads are
+    then found by the patterns of the chosen families.
     """
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     # For each stack of layers: the best family so far, and the roles that it gives.
@@ -161,7 +166,7 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
             if match is not None:
                 stacks.setdefault(match[0], {})[name] = match[1]
         for stack, roles in stacks.items():
-            # The residual stream's width, as each matrix has it on the axis of its role.
+            # The residual stream's width by each matrix: its size along the role's axis, 0 or 1.
             widths = {matrices[name][role.residual or 0] for name, role in roles.items()}
             best_count = len(best[stack][1]) if stack in best else 0
             if len(widths) == 1 and len(roles) > best_count:
@@ -183,8 +188,8 @@ _PLAIN = dataclasses.replace(
 
 
 def role_outside_layers(name: str) -> Role | None:
-    """Return the role of a matrix outside of layers (embedding or head) by the name that some
-    family has for it; None for another name.
+    """Return the role of an embedding or a head, by a full name that fits any family; None for a
+    name that fits none.
     """
     for family in (*FAMILIES, _PLAIN):
         role = family.match_outside(name)

@@ -14,22 +14,24 @@ _WRAPPER_PREFIX = "wakeful_before_"
 
 
 def wrapped_attention_name(inner: str, operation: str) -> str:
-    """Return the name of an attention implementation that does `operation` to keys and values and
-    then calls `inner`, as in "wakeful_before_sdpa_round".
+    """Return the name of a wrapper around the attention implementation `inner`, which first does
+    `operation` to keys and values, such as "wakeful_before_sdpa_round".
     """
     return f"{_WRAPPER_PREFIX}{inner}_{operation}"
 
 
 def attention_implementation(model: "PreTrainedModel") -> str | None:
-    """Return the name of a model's attention implementation ("sdpa", "eager" ...); of a wrapped one
-    (`wrapped_attention_name`), such as for a quantized cache, the inner name.
+    """Return the name of a model's attention implementation ("sdpa", "eager" ...).
+
+    For a wrapper (`wrapped_attention_name`), such as that of a quantized cache, return the name of
+    the implementation inside it.
     """
     return implementation_in_config(model.config.get_text_config(decoder=True))
 
 
 def implementation_in_config(config: Any) -> str | None:
-    """Return the attention implementation that a Transformers configuration names; of a wrapped
-    one, the inner name.
+    """Return the attention implementation that a Transformers configuration names, or None; for a
+    wrapper, return the name of the implementation inside it.
     """
     name = getattr(config, "_attn_implementation", None)  # absent while a config is being built
     if name and name.startswith(_WRAPPER_PREFIX):

@@ -52,13 +52,14 @@ def load_plugin_verb(name: str) -> Verb | None:
 
 
 def preset_folders() -> list[Path]:
-    """Return the folders of presets that installed packages have. Where such a folder is inside a
-    package, that package is imported to find it.
+    """Return the folders of presets that installed packages add by entry points.
+
+    If such a folder is inside a package, finding it imports that package.
     """
     folders: list[Path] = []
     for entry_point in group_entry_points("presets").values():
         spec = importlib.util.find_spec(entry_point.module)
-        if spec is not None:
+        if spec is not None:  # None if the folder does not exist
             folders += map(Path, spec.submodule_search_locations or ())
     return folders
 
@@ -66,10 +67,11 @@ def preset_folders() -> list[Path]:
 def import_optional(
     package: str, *, extra: str, wants: str, module: str = "", otherwise: str = ""
 ) -> Any:
-    """Import an optional package, which `pip install wakeful[extra]` installs; return its module.
+    """Import a module of an optional package, which `pip install wakeful[extra]` installs, and
+    return it.
 
-    `module` is the module's name where it differs from the package's. `wants` (what needs the
-    package) begins the error message, and `otherwise` (an alternative) ends it.
+    `module` is the module's name, by default the package's with underscores. `wants` (what needs
+    the package) begins the error message, and `otherwise` (an alternative) ends it.
 
     Raises:
         WakefulError: the package is not installed.

@@ -80,24 +80,34 @@ class RoleMarks:
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        """Yield (name, module) as `nn.Module` does, each after marking its parameters with their
-        roles.
+        """Yield (name, module) for this module and all inside it, as `nn.Module` does; before each
+        is yielded, its parameters are marked with their roles.
+
+        The arguments are those of `nn.Module.named_modules`.
         """
-        module: Any = super()  # `nn.Module` comes after this class
-        marking = _mark_modules(module.__self__)
+        base: Any = super()  # `nn.Module`, which comes after this class
+        modules_to_mark = _mark_modules(base.__self__)  # each `next` marks one module
         marked: set[nn.Module] = set()
-        for name, part in module.named_modules(memo, prefix, remove_duplicate):
-            # Both go in the same order, but `memo` may leave out modules here: mark up to `part`.
-            while part not in marked and (marked_part := next(marking, None)) is not None:
-                marked.add(marked_part)
-            yield name, part
+        for name, module in base.named_modules(memo, prefix, remove_duplicate):
+            # Both iterators go in the same order, but this one leaves out modules that are in
+            # `memo`: mark modules until it is this one's turn.
+            while module not in marked:
+                just_marked = next(modules_to_mark, None)
+                if just_marked is None:
+                    break
+                marked.add(just_marked)
+            yield name, module
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
-    """Return the declared roles of a model's parameters by their full names; a tied parameter has
-    one name, the first.
+    """Return the declared roles of a model's parameters by their full names.
+
+    A parameter that several modules share, such as a tied head's, has its first name only.
     """
-    return {name: role for _, parameters in _iterate_roles(model) for name, _, role in parameters}
+    roles: dict[str, Role] = {}
+    for _, parameters in _iterate_roles(model):
+        roles |= {name: role for name, _, role in parameters}
+    return roles
 
 
 def mark_roles(model: nn.Module) -> None:
@@ -112,8 +122,8 @@ def role_of(parameter: Tensor) -> Role | None:
 
 
 def _mark_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Mark the parameters of one module after another with their roles; yield each module once its
-    parameters are marked.
+    """Mark the parameters of a model with their roles, module by module; yield each module as soon
+    as the parameters directly in it are marked.
     """
     for module, parameters in _iterate_roles(model):
         for _, parameter, role in parameters:
@@ -124,13 +134,13 @@ def _mark_modules(model: nn.Module) -> Iterator[nn.Module]:
 def _iterate_roles(
     model: nn.Module,
 ) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Parameter, Role]]]]:
-    """Yield the modules of a model in the order of `named_modules`, each with the full name, the
-    parameter and the role of every parameter directly in it that has a role.
+    """Yield (module, parameters) for each module of a model, in the order of `named_modules`.
 
-    A role is declared by the innermost module with `roles()` that names the parameter, else by the
-    innermost `default_role`.
+    `parameters` has (full name, parameter, role) of each parameter directly in the module that has
+    a role. The role is the one that `roles()` of the innermost module around the parameter declares
+    for it, else the innermost `default_role`.
     """
-    visited: set[int] = set()  # a tied parameter is yielded once
+    visited: set[int] = set()  # a parameter that modules share is yielded once
     # A stack of (prefix of names, module, roles declared by modules around it, default role).
     stack: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
     while stack:
@@ -138,6 +148,7 @@ def _iterate_roles(
         if isinstance(module, HasRoles):
             if module.default_role is not None:
                 default = module.default_role
+            # Later ones, of inner modules, replace those of the modules around them.
             declared = {
                 **declared,
                 **{prefix + name: role for name, role in module.roles().items()},
