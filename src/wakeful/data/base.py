@@ -55,7 +55,7 @@ class Data:
         )  # fmt: skip
 
     def windows(self, config: Config) -> ValidationWindows:
-        """Return the windows of the validation set as the configured run evaluates them."""
+        """Return the validation windows, with the length, batch size and BOS that `config` sets."""
         train = config.train
         return ValidationWindows(
             self.validation, length=train.length, batch_size=train.eval_batch_size,
@@ -67,9 +67,10 @@ class Data:
         return self.tokenizer.start_token if config.bos else None
 
     def first_tokens(self, config: DataConfig, length: int) -> Tokens:
-        """Return the first `config.max_tokens` training tokens; this kind of data refuses.
+        """Return the first `config.max_tokens` training tokens, enough for a sequence of `length`.
 
-        Subclasses that have first tokens check that they hold a sequence of `length`.
+        This method always raises `WakefulError`: a subclass whose tokens have a fixed order
+        overrides it.
         """
         raise WakefulError(
             f"data.max_tokens = {config.max_tokens} is for one text: {config.source!r} has no "
@@ -77,9 +78,9 @@ class Data:
         )
 
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field of `config` that these data do not read; this class
-        reads every field, subclasses override it.
+        """Raise `WakefulError` if a field of `config` is set that these data do not read.
 
-        Fields at their default are not checked. Neither are fields whose default is a size or a
-        share, because it is unknown whether a user set them.
+        This method accepts every field: subclasses override it. They do not check fields at their
+        default, nor fields whose default is a size or a share, because it is unknown whether a user
+        set them.
         """

@@ -53,7 +53,8 @@ class Encoder:
         self._num_timed_characters = 0  # length of the longest text whose encoding was timed
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text; short texts are encoded together, long ones in pieces.
+        """Return the ids of each text, in order; neighboring short texts are encoded together, long
+        texts in pieces.
 
         Raises:
             WakefulError: a text holds half a surrogate pair, or a character without a token where
@@ -66,7 +67,7 @@ class Encoder:
                 continue
             for text in group:
                 pieces = self.split_text(text)
-                encoded.append([i for piece in pieces for i in self._encode([piece])[0]])
+                encoded.append([token for piece in pieces for token in self._encode([piece])[0]])
         return encoded
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
@@ -97,8 +98,8 @@ class Encoder:
         return [encoding.ids for encoding in self._call_tokenizer(texts)]
 
     def _check_speed(self, text: str) -> None:
-        """Raise `WakefulError` for a tokenizer that needs more than `_SLOWEST` seconds for a
-        beginning of `text`, before it gets the whole; each size is timed once.
+        """Time the tokenizer on beginnings of `text`, before it gets the whole text; raise
+        `WakefulError` if one takes more than `_SLOWEST` seconds. Each size is timed once.
         """
         for size in _PROBES:
             if self._num_timed_characters < size <= len(text):
@@ -115,7 +116,9 @@ class Encoder:
     def _call_tokenizer(
         self, texts: list[str], *, offsets: bool = False
     ) -> list[tokenizers.Encoding]:
-        """Encode texts with the library `tokenizers`; any error becomes a `WakefulError`."""
+        """Encode texts with the library `tokenizers`; any error becomes a `WakefulError`. With
+        `offsets`, which take longer, the result also has the position of each token in its text.
+        """
         encode = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
         with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
             try:
@@ -137,6 +140,7 @@ def split_into_pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         end = start + PIECE_CHARACTERS
+        # Go on to a space or newline after a visible character.
         while end < len(text) and not (text[end] in " \n" and not text[end - 1].isspace()):
             end += 1
         yield text[start:end]
@@ -174,11 +178,11 @@ def _max_growth(step: Any) -> int:
 
 
 def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[str, Any]:
-    """Return a tokenizer.json's table with every special token renamed to a random string, so that
-    no text spells one.
+    """Return a copy of a tokenizer.json's table in which every special token is renamed to a random
+    string, so that no text spells one.
 
-    Special are the tokens that the table marks as such and those in `special`. The tokenizer that
-    is returned also adds nothing around a text, and neither truncates nor pads.
+    Special are the tokens that the table marks as such and those in `special`, except single
+    characters. The copy also adds nothing around a text, and neither truncates nor pads.
     """
     model, added_tokens = table["model"], table["added_tokens"]
     names = {*special, *(token["content"] for token in added_tokens if token["special"])}
@@ -192,7 +196,8 @@ def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[
     changes: dict[str, Any] = {"vocab": vocabulary}
     if model.get("unk_token") in names:
         changes["unk_token"] = new_names[model["unk_token"]]
-    if "merges" in model:  # without those that would make a special token or use one
+    if "merges" in model:
+        # Leave out merges of or into a special token; a merge drops the second part's prefix.
         prefix = model.get("continuing_subword_prefix") or ""
         changes["merges"] = [
             (first, second)
@@ -216,8 +221,9 @@ def read_merges(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _can_encode_in_pieces(description: dict[str, Any]) -> bool:
-    """Return whether a tokenizer surely gives the pieces of a text that `split_into_pieces` yields
-    the same ids as the whole text: one that splits words like GPT-2's and changes no text before.
+    """Return whether the ids of a text are surely those of its pieces by `split_into_pieces`.
+
+    They are if the tokenizer splits words as GPT-2's does, and does not change the text before.
     """
     pre_tokenizer = description["pre_tokenizer"] or {}
     # Added tokens that are not special may hold spaces, and a cut might go through one.

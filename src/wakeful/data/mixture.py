@@ -46,7 +46,7 @@ def mixture_of(source: str) -> tuple[Domain, ...] | None:
     """
     if not source.lstrip().startswith(f"{MIXTURE}("):
         return None
-    # The expression's arguments go to `_check_mixture`, and the expression itself, for errors.
+    # `build_call` gives `_check_mixture` the expression's arguments; errors quote the expression.
     check_mixture = build_call("data.source", {MIXTURE: _check_mixture}, source)
     return check_mixture(source)
 
@@ -55,7 +55,8 @@ def _check_mixture(expression: str, *, parts: list[tuple[str, str, float]]) -> t
     """Check a mixture's parts, (name, source, weight) each, and return them as domains.
 
     Raises:
-        WakefulError: a part is refused; `expression` is the mixture in the error.
+        WakefulError: there are fewer than two parts, a name is used twice or is no identifier, a
+            part is a mixture, or a weight is out of range. The error quotes `expression`.
     """
     names = [name for name, _, _ in parts]
     if len(parts) < 2 or len(set(names)) < len(names):
@@ -72,7 +73,9 @@ def _check_mixture(expression: str, *, parts: list[tuple[str, str, float]]) -> t
 
 
 def describe_source(source: str | Sequence[str]) -> str:
-    """Describe a source, or several, for a report: names, and a mixture as names with shares."""
+    """Describe a source, or several, for a report: by their names, and a mixture by the names and
+    shares of its parts.
+    """
     sources = [source] if isinstance(source, str) else source
     domains = mixture_of(sources[0]) if len(sources) == 1 else None
     if domains is None:
@@ -109,17 +112,17 @@ class MixedTokens(Tokens):
         domain_ids = np.searchsorted(self.offsets, starts, side="right") - 1
         rows = np.empty((len(starts), count), np.int64)
         for domain in np.unique(domain_ids):
-            selected = domain_ids == domain
-            part_starts = starts[selected] - self.offsets[domain]
-            rows[selected] = self.parts[domain].read(part_starts, count)
+            in_domain = domain_ids == domain
+            part_starts = starts[in_domain] - self.offsets[domain]
+            rows[in_domain] = self.parts[domain].read(part_starts, count)
         return rows
 
     def spread_starts(self, rows: int, length: int, within: int = 0) -> np.ndarray:
         """Return the starts of at most `rows` rows of `length` tokens, evenly spread over each
         domain; every domain has its share of the rows, or as many as it can fill.
 
-        The rows of the domains alternate evenly. A mixture has no first tokens, so `within` only
-        bounds the number of rows.
+        The rows of the domains alternate evenly. `within` tokens (0: all) only bound the number of
+        rows, because a mixture has no first tokens to read them from.
         """
         rows = min(rows, (within or self.num_tokens) // length)
         shares = np.array([domain.share for domain in self.domains])
@@ -128,7 +131,7 @@ class MixedTokens(Tokens):
             offset + part.spread_starts(count, length)
             for offset, part, count in zip(self.offsets, self.parts, counts, strict=True)
         ]
-        # Each domain's rows are spread over (0, 1), and all rows are sorted by these numbers.
+        # Spread each domain's rows over (0, 1), and sort all rows by these numbers.
         sort_keys = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         return np.concatenate(starts)[np.argsort(sort_keys, kind="stable")]
 
@@ -165,18 +168,18 @@ class MixedBatches(Batches):
 
     def window_starts_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the positions in the mixture's tokens where the `numbers`-th windows begin."""
-        domain_ids, domain_numbers = self.assign_domains(numbers)
-        starts = np.empty_like(domain_numbers)
+        domain_ids, numbers_in_domain = self.assign_domains(numbers)
+        starts = np.empty_like(numbers_in_domain)
         for domain, order in enumerate(self._orders):
-            selected = domain_ids == domain
-            if selected.any():
+            in_domain = domain_ids == domain
+            if in_domain.any():
                 offset = self.token_file.offsets[domain]
-                starts[selected] = order(domain_numbers[selected]) + offset
+                starts[in_domain] = order(numbers_in_domain[in_domain]) + offset
         return starts
 
     def assign_domains(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each of the run's windows `numbers`, its domain and its number among the
-        domain's windows; all are counted from 0.
+        """Return, for each window of the run that `numbers` names, its domain and its number among
+        the domain's windows; all are counted from 0.
         """
         blocks, positions = np.divmod(numbers, BLOCK)
         shuffled = np.empty_like(positions)
@@ -242,10 +245,13 @@ class MixedData(Data):
         return [part for _, part in self._pairs]
 
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field that no part reads, as all are prepared folders."""
-        config = dataclasses.replace(config, tokenizer="")  # compared when the parts were joined
+        """Raise `WakefulError` if `config` sets a field that only preparing a text reads, although
+        the mixture names every part as a prepared folder.
+        """
+        # Whether the tokenizer is that of the parts was checked when they were joined.
+        config = dataclasses.replace(config, tokenizer="")
         if not all(part.is_named_by(domain.source) for domain, part in self._pairs):
-            return  # the fields are meant for the parts that are named as text
+            return  # the parts that are named as text read the fields
         for domain, part in self._pairs:
             part.check_config(dataclasses.replace(config, source=domain.source))
 
@@ -265,6 +271,7 @@ def _apportion_windows(shares: np.ndarray, windows: int) -> np.ndarray:
     exact = shares * windows
     counts = np.floor(exact).astype(np.int64)
     num_missing = windows - int(counts.sum())
+    # The lowest differences are the largest remainders; of equal ones the first share's.
     largest_remainders = np.argsort(counts - exact, kind="stable")[:num_missing]
     counts[largest_remainders] += 1
     return counts

@@ -17,10 +17,10 @@ NUM_ROUNDS = 8  # of the Feistel network; four suffice for large halves, short o
 
 
 def number_documents(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
-    """Return, for each token of `tokens` (rows, length), the number of its document within the row.
+    """Return, for each token of `tokens` (rows, length), the number of its document within the row,
+    counted from 0.
 
-    An end_of_text token counts as the first token of the document after it, which is predicted from
-    it, as a prompt's first token is.
+    An end_of_text token belongs to the document after it, whose first token is predicted from it.
     """
     return (tokens == end_of_text).cumsum(1)
 
@@ -63,8 +63,10 @@ class Tokens:
         return None
 
     def is_trigger(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return a mask, of the shape of `rows`, of the triggers: tokens after which the next one
-        depends on earlier tokens too, so that attention is needed. None for text.
+        """Return a mask of the triggers among the tokens `rows`, of the same shape; None for text.
+
+        A trigger is a token of a task whose successor depends on earlier tokens too, so that
+        predicting it needs attention.
         """
         return None
 
@@ -78,7 +80,7 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        """Define the permutation of range(size), at least 1 and at most 2⁶², of a seed."""
+        """Define the permutation of range(`size`) that belongs to `seed`; `size` is 1 to 2⁶²."""
         self.size = size
         # The network permutes numbers of two equally long halves, at least as many as `size`.
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
@@ -111,6 +113,7 @@ class WindowOrder:
     """Order of training windows: each window once per epoch, in a new random order every epoch."""
 
     def __init__(self, num_tokens: int, length: int, seed: int) -> None:
+        """Define the order of the windows of `length` tokens in a row of `num_tokens`."""
         self.num_tokens, self.length, self.seed = num_tokens, length, seed
         self.num_windows = num_tokens // length
 
@@ -154,7 +157,8 @@ class Batches:
     ) -> None:
         """Define the order of windows, without reading a token.
 
-        `bos` replaces the first token of every window (None: nothing does), and `first` is the
+        `batch_size` counts the rows of all `world_size` processes together; this is process number
+        `rank`. `bos` replaces the first token of every window (None: nothing does). `first` is the
         number of the batch that step 0 gets.
 
         Raises:
@@ -180,7 +184,7 @@ class Batches:
         self._order = WindowOrder(token_file.num_tokens, length, seed)
         self.num_windows = self._order.num_windows
         share = batch_size // world_size
-        self._rows = np.arange(rank * share, (rank + 1) * share)
+        self._rows = np.arange(rank * share, (rank + 1) * share)  # of each batch, for this process
 
     def batch(self, step: int) -> torch.Tensor:
         """Return this rank's part of a batch: int64 (batch_size / world_size, length + 1)."""
@@ -232,8 +236,8 @@ class ValidationWindows:
         self.num_windows = int(self._windows_per_domain.sum())
 
     def _locate_windows(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the position where each window (a number from 0) begins, and the number of targets
-        from there to the end of the window's domain.
+        """Return for each window, given by its number from 0, the position where it begins, and the
+        number of targets from there to the end of its domain.
         """
         window_ends = np.cumsum(self._windows_per_domain)
         domain_ids = np.searchsorted(window_ends, windows, side="right")
@@ -256,12 +260,15 @@ class ValidationWindows:
         return map(self.batch, range(len(self)))
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets, int64 (rows, length) each, rows at most batch_size."""
+        """Return the inputs and the targets of one batch, int64 (rows, length) each; the last batch
+        may have fewer rows than batch_size.
+        """
         first = number * self.batch_size
         windows = np.arange(first, min(first + self.batch_size, self.num_windows))
         starts, num_targets = self._locate_windows(windows)
         rows = self.token_file.read(starts, self.length + 1)
-        has_target = np.arange(self.length) < num_targets[:, None]  # fewer in the last window
+        # False past the end of a domain, whose last window may be shorter.
+        has_target = np.arange(self.length) < num_targets[:, None]
         inputs = np.where(has_target, rows[:, :-1], self.token_file.end_of_text)
         targets = np.where(has_target, rows[:, 1:], IGNORED)
         if self.bos is not None:

@@ -26,13 +26,13 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> None:
     """Drop validation documents that overlap the training text: rewrite the validation files.
 
     A document overlaps if more than `ALLOWED` of its passages of `PASSAGE` tokens occur verbatim in
-    the training text. `num_bytes` has the UTF-8 bytes of each validation document. In `data.info`
-    the facts of the split `validation` are updated, and `overlap` says how many documents and
-    tokens were dropped.
+    the training text. `num_bytes` has the UTF-8 bytes of each validation document. `data.info` is
+    changed in place: the facts of the split `validation` are updated, and `overlap` says how many
+    documents and tokens were dropped.
 
     Raises:
-        WakefulError: no validation document is left, or one overlaps in a validation text that the
-            user supplied.
+        NothingHeldOut: every validation document overlaps.
+        WakefulError: a document overlaps, and the user supplied the validation text.
     """
     validation = data.validation
     shares = measure_overlap(data.train, validation, length=PASSAGE)

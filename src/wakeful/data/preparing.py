@@ -155,8 +155,8 @@ def prepare_data(
     open the folder where it exists.
 
     `tokenizer` and `options` are those of `prepare`. The folder's name contains a hash of the
-    options and of every file's path, size and time of change. So a second call reads no text, and
-    changed files are prepared into a new folder.
+    tokenizer, the options and every file's path, size and time of change. So a second call reads no
+    text, and changed files are prepared into a new folder.
     """
     config = options_from(TextConfig, kwargs, options)
     tokenizer = _load_tokenizer(tokenizer, config)
@@ -175,7 +175,7 @@ def prepare_data(
         "validation_fraction": config.validation_fraction,
         "max_bytes": config.max_bytes or None,
         "text_field": config.text_field,
-        "seed": 0,
+        "seed": 0,  # the default of `prepare`
         "keep_overlap": config.keep_overlap,
     }
     stem = Path(single_sources(source)[0]).stem
@@ -196,8 +196,8 @@ def load_data(
     """Return the data that a configuration's source names: a task, a mixture, a prepared folder, or
     text, which is prepared into the cache if necessary.
 
-    With a `tokenizer`, text is prepared with it, and the source is not read as a task, which has
-    its own.
+    A `tokenizer` replaces the one that the configuration names or trains. With it the source cannot
+    name a task, because a task has a tokenizer of its own.
     """
     source = config.source
     task = task_of(source) if tokenizer is None else None
@@ -261,8 +261,8 @@ def load_mixture(
 
 
 def reopen_data(config: DataConfig) -> Data | None:
-    """Open the prepared data that `config.source` names; None where the folder, or that of a
-    mixture's part, no longer exists.
+    """Open the data of `config.source` if it names a prepared folder, or a mixture in which every
+    part is one; return None otherwise, as when a folder no longer exists.
     """
     sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
     return load_data(config) if all(map(open_prepared, sources)) else None
@@ -271,7 +271,8 @@ def reopen_data(config: DataConfig) -> Data | None:
 def _shared_tokenizer(
     domains: Sequence[Domain], config: TextConfig, progress: Progress
 ) -> Tokenizer:
-    """Train a tokenizer on the training documents of all domains, or load it from the cache.
+    """Load the tokenizer that all domains share from the cache; if it is not there, train it on the
+    training documents of all domains and store it.
 
     Its folder in the cache is named by a hash of the domains' files and of the options on which
     the tokenizer depends.
@@ -294,7 +295,7 @@ def _shared_tokenizer(
                 scratch.mkdir(parents=True)
                 spool = _store_documents(domain.source, scratch / "source", config, progress)
                 fraction = config.validation_fraction
-                # With the seed by which `prepare` will split the domain.
+                # The seed by which `prepare` will split the domain.
                 split = split_by_hash(spool, fraction=fraction, seed=0, scratch=scratch / "parts")
                 sides.append(split.train)
             texts = (text for side in sides for text in _read_texts(side, "tokenizer", progress))
@@ -308,9 +309,11 @@ def _shared_tokenizer(
 def _load_tokenizer(
     tokenizer: Tokenizer | str | Path | None, config: TextConfig
 ) -> Tokenizer | None:
-    """Return the given tokenizer or the one that `config` names, loaded; None to train one."""
-    chosen = tokenizer or config.tokenizer or None
-    return Tokenizer.load(chosen) if isinstance(chosen, str | Path) else chosen
+    """Return the given tokenizer, else the one that `config` names; load it if it is a path. None
+    if neither is given: one has to be trained.
+    """
+    tokenizer = tokenizer or config.tokenizer or None
+    return Tokenizer.load(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
 
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
@@ -328,7 +331,9 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
 def _report_bytes(
     documents: Iterable[Document], stage: str, total: int | None, progress: Progress
 ) -> Iterator[Document]:
-    """Yield documents unchanged, and call `progress` every BATCH_BYTES of their text."""
+    """Yield documents unchanged; call `progress` after the first, and about every BATCH_BYTES of
+    their text. `total` is the number of bytes to expect, None where it is unknown.
+    """
     num_bytes = next_report = 0
     for document in documents:
         yield document
@@ -341,7 +346,9 @@ def _report_bytes(
 def _store_documents(
     source: str | Sequence[str], path: Path, config: TextConfig, progress: Progress
 ) -> Spool:
-    """Read the documents of a source, up to `config.max_bytes` of text, into a spool at `path`."""
+    """Store the documents of a source, up to `config.max_bytes` of text, in a file at `path`;
+    return the `Spool` that reads them.
+    """
     spool, max_bytes = Spool(path), config.max_bytes or None
     documents = read_documents(source, text_field=config.text_field)
     spool.fill(_report_bytes(documents, "reading", max_bytes, progress), max_bytes=max_bytes)
@@ -352,7 +359,9 @@ def _store_documents(
 
 
 def _read_texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str]:
-    """Yield the texts of the training or validation documents, and report progress in bytes."""
+    """Yield the texts of the training or of the validation documents; call `progress` with `stage`
+    and the bytes of text that were read.
+    """
     total = side.num_bytes
     for document in _report_bytes(side.spool.read(side.mask), stage, total, progress):
         yield document.text
@@ -362,9 +371,10 @@ def _read_texts(side: SplitSide, stage: str, progress: Progress) -> Iterator[str
 def _encode_documents(
     side: SplitSide, tokenizer: Tokenizer, progress: Progress
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of each document, followed by end_of_text: (tokens,) of the narrowest dtype.
+    """Yield the ids of each document, followed by end_of_text: (tokens,), uint16 or uint32.
 
-    Pieces of many documents are encoded in one batch, and joined again to documents.
+    Documents are cut into pieces. Pieces of several documents are encoded in one batch, and then
+    joined to documents again.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     pieces_of_document: list[np.ndarray] = []

@@ -42,11 +42,11 @@ class Document:
 
 
 def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
-    """Yield the documents of one file, called `name`; its extension decides how it is read.
+    """Yield the documents of one file; its extension decides how it is read.
 
-    A table (parquet, CSV, TSV, JSON lines) has a document per row, in the column `text_field`. So
-    has a `.json` file that is an array of objects or has one object per line. Any other file is one
-    document of text.
+    A table (parquet, CSV, TSV, JSON lines) has a document per row, whose text is in the column
+    `text_field`. So has a `.json` file that is an array of objects or has one object per line. Any
+    other file is one document. Documents are called `name`, or `name:NUMBER` for a row.
 
     Raises:
         WakefulError: the file cannot be read, is not UTF-8, or a row has no text.
@@ -139,8 +139,8 @@ def _read_table(path: Path, text_field: str) -> NumberedRows:
     """Yield the number, the location and the value of each row of a parquet, CSV or TSV file, of
     which only the column `text_field` is read; CSV and TSV values stay strings.
     """
-    # `datasets` takes a path for a glob.
-    file, ending = glob.escape(str(path.absolute())), path.suffix.lower()
+    file = glob.escape(str(path.absolute()))  # `datasets` expands wildcards in a path
+    ending = path.suffix.lower()
     remedy = f"; name its column of text ({text_field!r} now), or fetch the file again"
     options: dict[str, Any] = {"columns": [text_field], "batch_size": ROWS_AT_A_TIME}
     if ending in TABLES:

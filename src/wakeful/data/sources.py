@@ -62,7 +62,7 @@ _GENERATED_FOLDER, _GENERATED_FILE = "config-", "_sysconfigdata"
 _log = logging.getLogger(__name__)
 _FEW = 5
 """Number of unread files that a warning names."""
-_CHARACTERS_A_TOKEN = 64
+_CHARACTERS_PER_TOKEN = 64
 """Characters of text read at first per requested token; more are read if tokens are longer."""
 
 
@@ -120,7 +120,10 @@ def source_manifest(source: str | Sequence[str]) -> str:
 
 
 def _read_source(source: str, text_field: str) -> Iterator[Document]:
-    """Yield the documents of one source: a dataset of the hub, the standard library, or files."""
+    """Yield the documents of one source: a dataset of the hub, the standard library, or files.
+
+    For a folder, a warning names files that are not read.
+    """
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
         return
@@ -128,7 +131,8 @@ def _read_source(source: str, text_field: str) -> Iterator[Document]:
     if os.path.isdir(folder) and not _is_stdlib(source):
         _warn_of_unread_files(folder, {name for name, _ in files})
     for name, path in files:
-        if _is_stdlib(source):  # a file that cannot be decoded is an empty document, to be skipped
+        if _is_stdlib(source):
+            # A file that cannot be decoded becomes an empty document, which the caller skips.
             yield Document(name, read_python(path) or "")
         else:
             yield from read_file(name, path, text_field=text_field)
@@ -156,6 +160,9 @@ def _is_stdlib(source: str) -> bool:
 
 def _find_files(source: str) -> list[tuple[str, Path]]:
     """Return the files that a path or a glob names, as (name relative to the source, path).
+
+    A folder is read with all that lies below it, except hidden files, folders of prepared tokens,
+    and files whose ending names no text.
 
     Raises:
         WakefulError: it names no file, a folder without text files, prepared tokens or a task.
@@ -208,8 +215,8 @@ def _is_visible(name: str) -> bool:
 
 
 def _warn_of_unread_files(folder: Path, read_names: set[str]) -> None:
-    """Log a warning that names some files of a folder which are not among `read_names` (relative to
-    the folder), because they are no text or lie in a folder of prepared data.
+    """Log a warning that names some of a folder's unread files: files that are no text or lie in a
+    folder of prepared data. `read_names` are the files that are read, relative to the folder.
     """
     files = _walk_files(folder, lambda subfolder: _is_visible(subfolder.name), _is_visible)
     unread = [name for name, _ in files if name not in read_names]
@@ -247,11 +254,12 @@ def stdlib_files() -> list[tuple[str, Path]]:
 def _walk_files(
     root: Path, is_wanted_folder: Callable[[Path], bool], is_wanted_file: Callable[[str], bool]
 ) -> list[tuple[str, Path]]:
-    """Return the files below a folder as (path relative to it, path), sorted: those whose name is
-    wanted and all of whose parent folders are wanted.
+    """Return the wanted files in wanted folders below a folder, sorted, as (path relative to the
+    folder, path). An `OSError` of a folder that cannot be entered is raised.
     """
     files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root, onerror=_raise):
+        # os.walk enters only the folders that stay in this list.
         folders[:] = [name for name in folders if is_wanted_folder(Path(folder, name))]
         paths = [Path(folder, name) for name in filter(is_wanted_file, names)]
         files += [(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
@@ -263,10 +271,10 @@ def _raise(error: OSError) -> None:
 
 
 def read_python(path: Path) -> str | None:
-    """Return a Python file's text, decoded by its declared encoding (PEP 263); None where this
-    fails, which it does on every machine, because the declaration is in the file.
+    """Return a Python file's text, decoded by the encoding that the file itself declares (PEP 263);
+    None if it cannot be decoded. Newlines become `\\n`.
 
-    Newlines become `\\n`, as in `tokenize.open`.
+    The result depends on the file alone, so it is the same on every machine.
 
     Raises:
         WakefulError: the file cannot be read.
@@ -283,9 +291,9 @@ def read_python(path: Path) -> str | None:
 def parse_hub(source: str) -> tuple[str, str | None, str]:
     """Parse `hf:owner/name[:config][:split]` into (name, config or None, split).
 
-    The default split is "train". If only one of the two follows the name, it is a split if it is
-    train, validation, valid, dev or test, and otherwise a config. `hf:owner/name::SPLIT` names a
-    split of any name.
+    The default split is "train". A single word after the name is a split if it is train,
+    validation, valid, dev or test, and otherwise a config. `hf:owner/name::SPLIT` names a split of
+    any name.
 
     Raises:
         WakefulError: the source does not have this form.
@@ -309,8 +317,8 @@ def _parse_filter(source: str) -> tuple[str, str, str]:
 
 
 def _field_value(row: Mapping[str, object], name: str) -> object:
-    """Return a row's field by its name, a nested one by a dotted name such as "meta.set"; None
-    where it does not exist.
+    """Return the value of a row's field, None if there is none. A nested field has a dotted name,
+    such as "meta.set".
     """
     value: object = row
     for part in name.split("."):
@@ -319,11 +327,14 @@ def _field_value(row: Mapping[str, object], name: str) -> object:
 
 
 def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
-    """Stream the documents of a dataset of the Hugging Face hub, `hf:NAME[?FIELD=VALUE]`; with a
-    filter, of the rows in which the field has this value.
+    """Stream the documents of a dataset of the Hugging Face hub: `hf:NAME[?FIELD=VALUE]`.
+
+    Each row is a document, whose text is in the field `text_field`. With a filter, only the rows
+    are read whose field FIELD, as text, equals VALUE.
 
     Raises:
-        WakefulError: the dataset, its text column or the hub cannot be reached.
+        WakefulError: the source does not have this form, the dataset cannot be reached, or a row
+            has no text.
     """
     dataset, field, value = _parse_filter(source)
     name, config, split = parse_hub(dataset)
@@ -347,16 +358,16 @@ class TextBeginning:
     def tokens(self, encode: Callable[[str], Sequence[int]], count: int) -> list[int]:
         """Return the first `count` tokens of the text, or all tokens of a shorter text.
 
-        More text than these tokens need is encoded, so that none of them is cut off at its end.
+        At least one token more is encoded, so that no returned token is cut off at its end.
         """
         return list(encode(self.text_of(encode, count)))[:count]
 
     def text_of(self, encode: Callable[[str], Sequence[int]], count: int) -> str:
-        """Return a beginning of the text that has more than `count` tokens, or the whole text where
-        it is shorter or `count` is 0.
+        """Return a beginning of the text that has more than `count` tokens; the whole text if it
+        has no more, or if `count` is 0.
         """
-        num_characters = _CHARACTERS_A_TOKEN * count or math.inf
-        while self.read_until(num_characters):
+        num_characters = _CHARACTERS_PER_TOKEN * count if count else math.inf
+        while self.read_until(num_characters):  # ends when the text does
             beginning = self.text[: int(num_characters)]
             if len(encode(beginning)) > count:
                 return beginning
@@ -374,13 +385,15 @@ class TextBeginning:
 
 
 def read_beginning(source: str, num_tokens: int) -> TextBeginning:
-    """Read the beginning of a source, enough text for `num_tokens` tokens of most tokenizers; 0
-    reads all of it.
+    """Read the beginning of a source: enough text for `num_tokens` tokens of most tokenizers, or
+    all of it for 0. The result reads more when a tokenizer needs it.
 
-    Documents are joined by newlines. Here and when more is read, errors are those of
-    `read_documents`.
+    Documents are joined by newlines.
+
+    Raises:
+        WakefulError: as `read_documents`; so does the result when it reads more.
     """
     documents = (document.text for document in read_documents(source))
     beginning = TextBeginning(next(documents, ""), lambda: next(documents, None))
-    beginning.read_until(_CHARACTERS_A_TOKEN * num_tokens or math.inf)
+    beginning.read_until(_CHARACTERS_PER_TOKEN * num_tokens if num_tokens else math.inf)
     return beginning

@@ -55,13 +55,15 @@ class Spool:
 
     @property
     def digests(self) -> np.ndarray:
-        """A 128-bit hash of each text, (documents,) DIGEST, equal for texts with equal normalized
-        digests: the start of the SHA-256 of the first of them.
+        """A 128-bit hash of each text, (documents,) DIGEST: the start of its SHA-256.
+
+        Texts that differ only in line ends, Unicode form and outer white space all have the hash of
+        the first of them.
         """
-        _, first_index, group = np.unique(
+        _, first_indices, group_ids = np.unique(
             self.normalized_digests["low"], return_index=True, return_inverse=True
         )
-        return np.frombuffer(bytes(self._digests), DIGEST)[first_index][group]
+        return np.frombuffer(bytes(self._digests), DIGEST)[first_indices][group_ids]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -96,11 +98,11 @@ class Spool:
         is_full = len(text) >= bytes_left
         if is_full:  # "ignore" drops a character that the cut goes through
             text = text[:bytes_left].decode("utf-8", "ignore").encode("utf-8")
-        if not text:
+        if not text:  # no room even for the first character
             return is_full
         self._starts.append(self._file.tell())
         self._lengths.append(len(text))
-        # Both parts are of known length: no two different corpora feed the same bytes.
+        # The digest's length is fixed and the name's comes first: no two corpora feed equal bytes.
         self._corpus.update(len(name).to_bytes(8, "little") + name + digest)
         self._digests += digest[: DIGEST.itemsize]
         self._normalized_digests += hashlib.sha256(_normalize_text(document.text)).digest()[
@@ -160,7 +162,8 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
     than `fraction` of the text counts as large too. Texts shorter than `_SHORT` bytes and texts
     with a copy are never cut. The side of a whole document depends only on its text and `seed`
     (see `choose_held_out` for exceptions), so that copies stay together
-    (`Spool.normalized_digests`) and further documents do not move earlier ones.
+    (`Spool.normalized_digests`) and further documents do not move earlier ones. If a document is
+    cut, all are written again, as parts, to a new file at `scratch`.
 
     Raises:
         WakefulError: all documents are the same text, or the only one is too short.
@@ -168,11 +171,11 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
     if len(spool) == 1:
         _check_can_be_cut(next(spool.read(np.ones(1, bool))), fraction)
     sizes, digests = spool.lengths, spool.digests
-    _, group, copies = np.unique(digests["low"], return_inverse=True, return_counts=True)
-    has_no_copy = copies[group] == 1
+    _, group_ids, group_sizes = np.unique(digests["low"], return_inverse=True, return_counts=True)
+    has_no_copy = group_sizes[group_ids] == 1
     can_be_cut = has_no_copy & ((sizes >= _SHORT) | (len(spool) == 1))
     is_cut = is_validation = np.zeros(len(spool), bool)
-    # First with few large documents; if that misses the fraction, with more. Equal limits run once.
+    # First cut few documents; if that misses the fraction, cut more. Equal limits are tried once.
     for limit in dict.fromkeys((max(_LARGE, fraction), fraction)):
         is_cut = can_be_cut & (sizes >= limit * sizes.sum())
         end_bytes = int(fraction * sizes[is_cut].sum())
@@ -185,7 +188,8 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
                 "pass a validation source"
             )
         is_validation = np.zeros(len(spool), bool)
-        is_validation[~is_cut] = False if is_held_out is None else is_held_out
+        if is_held_out is not None:
+            is_validation[~is_cut] = is_held_out
         share = (end_bytes + sizes[is_validation].sum()) / sizes.sum()
         if fraction / 2 <= share <= 2 * fraction:
             break
@@ -212,8 +216,9 @@ def _cut_documents(
     fraction: float,
     part_is_validation: list[bool],
 ) -> Iterator[Document]:
-    """Yield all documents, those that `is_cut` marks as two parts, of which the second is for
-    validation; append to `part_is_validation` whether each yielded part is for validation.
+    """Yield all documents, those marked in `is_cut` as two parts: training text, validation text.
+
+    For each part that is yielded, append to `part_is_validation` whether it is for validation.
     """
     for number, document in enumerate(spool.read(np.ones(len(spool), bool))):
         end = _training_end(document.text, fraction) if is_cut[number] else len(document.text)
@@ -228,13 +233,14 @@ def _cut_documents(
 def choose_held_out(
     digests: np.ndarray, sizes: np.ndarray, *, fraction: float, seed: int, end_bytes: int = 0
 ) -> np.ndarray | None:
-    """Choose validation documents by hash; return a mask, or None if all documents are equal or
-    there is none.
+    """Choose validation documents by hash; return a mask, or None if there are no two different
+    documents.
 
     Each document's digest is hashed with the seed, and the documents with the lowest hashes are
     held out: all below `fraction` of the range, then fewer or more until their bytes lie between
-    half and twice `fraction` of the text. `end_bytes` are bytes already held out, the ends of
-    documents cut in two; if there are none, at least one document is held out. Never all are.
+    half and twice `fraction` of the text. `end_bytes` counts the bytes that are held out already:
+    the ends of documents that are cut in two. If it is 0, at least one document is held out. At
+    least one document always stays for training.
     """
     if not len(digests):
         return None
@@ -264,7 +270,7 @@ def split_by_source(spool: Spool, validation: Spool) -> Split:
         WakefulError: a text is in both sources, so that a loss on it would measure memorization.
     """
     training_keys, validation_keys = spool.normalized_digests, validation.normalized_digests
-    # Documents that agree in half of the digest, which is found fast, then in the whole digest.
+    # First find documents that agree in half of the digest, which is fast, then compare all of it.
     candidates = np.flatnonzero(np.isin(validation_keys["low"], training_keys["low"], kind="sort"))
     for number in candidates:
         copies = np.flatnonzero(training_keys == validation_keys[number])
@@ -282,8 +288,8 @@ def split_by_source(spool: Spool, validation: Spool) -> Split:
 
 
 def _check_can_be_cut(document: Document, fraction: float) -> None:
-    """Raise `WakefulError` if cutting the only document there is into training and validation text
-    leaves one part blank.
+    """Raise `WakefulError` if a source's only document cannot be cut: its training text or its
+    validation text would be blank.
     """
     end = _training_end(document.text, fraction)
     if not document.text[:end].strip() or not document.text[end:].strip():

@@ -71,6 +71,7 @@ class Tokenizer:
                 f"the tokenizer has no token {end_of_text!r} to end a text: name one it has"
             )
         highest_id = max(inner.get_vocab(with_added_tokens=True).values())
+        # A damaged normalizer or decoder could make a text many times as long.
         steps = {"normalizer": inner.normalizer, "decoder": inner.decoder}
         check_growth(
             {name: json.loads(step.__getstate__()) for name, step in steps.items() if step}
@@ -83,15 +84,16 @@ class Tokenizer:
         """Rows an embedding needs: the highest id plus 1, as ids may have gaps."""
         self.companion_files = dict(companion_files or {})
         self.table: dict[str, Any] = json.loads(self.companion_files.get(CONFIG, "{}"))
+        """The settings in tokenizer_config.json; empty without this file."""
         self.bos: int | None = self._id_of("bos_token")
         """The token that begins a sequence, where one is named."""
         self.pad: int | None = self._id_of("pad_token")
         """The token that fills up a batch, where one is named."""
-        special = [token for token, added in inner.get_added_tokens_decoder().items()
-                   if added.special]  # fmt: skip
-        role_tokens = [self._id_of(f"{role}_token") for role in _ROLES]
+        marked_ids = [token for token, added in inner.get_added_tokens_decoder().items()
+                      if added.special]  # fmt: skip
+        role_ids = [self._id_of(f"{role}_token") for role in _ROLES]
         self.special_tokens: frozenset[int] = frozenset(
-            token for token in (*special, end, *role_tokens) if token is not None
+            token for token in (*marked_ids, end, *role_ids) if token is not None
         )
 
     @classmethod
@@ -127,6 +129,7 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
+        # Cutting texts into pieces bounds the memory, cutting long words the time.
         pieces = (piece for text in texts for piece in split_into_pieces(text))
         parts = (part for piece in pieces for part in _split_long_words(piece))
         _run_interruptibly(lambda: inner.train_from_iterator(parts, trainer))
@@ -164,10 +167,11 @@ class Tokenizer:
             return cls(inner, end_of_text=end_of_text, companion_files=companion_files)
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer as Transformers reads it: `tokenizer.json`, a `tokenizer_config.json`
-        that names the token which ends a text, and the companion files it was loaded with.
+        """Write the tokenizer as Transformers reads it: `tokenizer.json`, `tokenizer_config.json`,
+        and the other companion files it was loaded with.
 
-        `path` is a folder, or the file to write if it ends in `.json`.
+        `path` is a folder, which is created if it is missing, or a tokenizer.json file. The token
+        that ends a text becomes the `eos_token` in tokenizer_config.json if none is named there.
         """
         file = Path(path)
         file = file if file.suffix == ".json" else file / "tokenizer.json"
@@ -183,7 +187,7 @@ class Tokenizer:
         config.pop("auto_map", None)  # names code that is not copied
         table = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         for name, text in {**self.companion_files, CONFIG: table}.items():
-            (file.parent / name).parent.mkdir(exist_ok=True)
+            (file.parent / name).parent.mkdir(exist_ok=True)  # the folder of chat templates
             (file.parent / name).write_text(text, encoding="utf-8")
 
     @property
@@ -203,7 +207,10 @@ class Tokenizer:
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """All chat templates of the tokenizer's files by name; the usual one is "default"."""
+        """All chat templates of the tokenizer's files by name; the usual one is "default".
+
+        A template in a .jinja file replaces the one of the same name in tokenizer_config.json.
+        """
         templates = _read_templates(self.table)
         for file, text in self.companion_files.items():
             if file.endswith(".jinja"):
@@ -222,7 +229,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _added_ids(self) -> tuple[list[int], list[int]]:
-        """The special ids that Transformers puts before and after a text."""
+        """The special ids that Transformers puts before and after a text: those that "a" gets."""
         inner = self._transformers_tokenizer
         with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
             text_ids = inner.encode("a", add_special_tokens=False).ids
@@ -241,24 +248,28 @@ class Tokenizer:
         return self.end_of_text if self.bos is None else self.bos
 
     def with_bos(self) -> "Tokenizer":
-        """Return a copy of this tokenizer that puts `start_token` before every text, as its BOS;
-        one that puts BOS there already is returned as it is.
+        """Return a copy of this tokenizer that puts `start_token` before every text and names it as
+        BOS; a tokenizer that puts BOS there already returns itself.
+
+        Raises:
+            WakefulError: the tokenizer names neither BOS nor a token that ends a text.
         """
         if self.adds_bos:
             return self
         settings, table = self._tables_to_write()
         processor = _make_post_processor(self.inner, self.start_token, None)
-        if old_processor := settings["post_processor"]:
+        if old_processor := settings["post_processor"]:  # keep what it adds, such as an end
             processor = {"type": "Sequence", "processors": [old_processor, processor]}
         settings["post_processor"] = processor
         bos_token = self.inner.id_to_token(self.start_token)
         return self._with_tables(settings, table | {"bos_token": bos_token})
 
     def without_bos(self) -> "Tokenizer":
-        """Return a copy of this tokenizer that, like its chat templates, puts no BOS before a text.
+        """Return a copy of this tokenizer that puts no BOS before a text, and whose chat templates
+        write none; a tokenizer without BOS returns itself.
 
-        It is for a model that stores the beginning of a text, or was trained without BOS. The token
-        BOS itself stays in the vocabulary.
+        It is for a model that was trained without BOS, or that has a stored prefix or learned sinks
+        in its place. The token BOS stays in the vocabulary.
 
         Raises:
             WakefulError: the tokenizer adds BOS in a way that cannot be removed.
@@ -282,18 +293,18 @@ class Tokenizer:
         return changed
 
     def _tables_to_write(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the tables of tokenizer.json and tokenizer_config.json, changed so that only the
-        post-processor in tokenizer.json decides which special tokens are added around a text, and
-        that nothing is truncated or padded.
+        """Return changed copies of the tables of tokenizer.json and tokenizer_config.json.
 
-        Where tokenizer_config.json has the flags add_bos_token and add_eos_token, Transformers
-        makes a post-processor from them; here that post-processor replaces the flags.
+        The post-processor in tokenizer.json then decides alone which special tokens are added
+        around a text: it replaces the flags add_bos_token and add_eos_token of
+        tokenizer_config.json, from which Transformers makes the same post-processor. Truncation
+        and padding are off.
         """
         settings: dict[str, Any] = json.loads(self._json())
         settings |= {"truncation": None, "padding": None}
         table = dict(self.table)
         adds_bos, adds_end = table.pop("add_bos_token", None), table.pop("add_eos_token", None)
-        if adds_bos is not None or adds_end is not None:
+        if adds_bos is not None or adds_end is not None:  # without a flag tokenizer.json decides
             settings["post_processor"] = _make_post_processor(
                 self.inner, self.bos if adds_bos else None, self.end if adds_end else None
             )
@@ -336,17 +347,18 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_marked(self, text: str) -> list[int]:
-        """Return the ids of a text in which the spelling of a special token is that token.
+        """Return the ids of a text; where it spells a special token, it has that token's id.
 
-        Use it for text that a program writes, such as a chat template, never for data.
+        Use it for text that a program writes, such as a chat template, never for data. No special
+        ids are added around the text.
         """
         with wrap_errors("the tokenizer cannot encode a text", USE_ANOTHER_TOKENIZER):
             return self._transformers_tokenizer.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
     def _transformers_tokenizer(self) -> tokenizers.Tokenizer:
-        """The tokenizer of the tokenizer.json that is written for Transformers: it adds the special
-        tokens that tokenizer_config.json asks for, and neither truncates nor pads.
+        """The tokenizer as Transformers runs it: it adds the special tokens that
+        tokenizer_config.json asks for. It neither truncates nor pads.
 
         Raises:
             WakefulError: the tokenizer is damaged.
@@ -357,26 +369,27 @@ class Tokenizer:
 
     @functools.cached_property
     def encoder(self) -> Encoder:
-        """The encoder of texts."""
-        tokens = (self.inner.id_to_token(token) for token in self.special_tokens)
-        return Encoder(self._json(), [token for token in tokens if token is not None])
+        """The encoder of texts, which never encodes part of a text as a special token."""
+        spellings = (self.inner.id_to_token(token) for token in self.special_tokens)
+        return Encoder(self._json(), [text for text in spellings if text is not None])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded together."""
         return self.encoder.encode_batch(texts)
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of `tokens`, special tokens left out unless `special`."""
-        shown = [token for token in tokens if special or token not in self.special_tokens]
+        """Return the text of the ids `tokens`, without special tokens unless `special` is set."""
+        ids = [token for token in tokens if special or token not in self.special_tokens]
         with wrap_errors("the tokenizer cannot decode its tokens", USE_ANOTHER_TOKENIZER):
-            return self.inner.decode(shown, skip_special_tokens=False)
+            # Special tokens that are not wanted are already left out.
+            return self.inner.decode(ids, skip_special_tokens=False)
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the token that the companion files name for a role, such as "bos_token";
-        None where they name none.
+        None where they name none, or one that the vocabulary lacks.
         """
-        named = _named_special_token(self.companion_files, role)
-        return self.inner.token_to_id(named) if named else None
+        spelling = _named_special_token(self.companion_files, role)
+        return self.inner.token_to_id(spelling) if spelling else None
 
     def _json(self) -> str:
         return self.inner.to_str(pretty=False)
@@ -396,8 +409,10 @@ def _split_long_words(text: str) -> Iterator[str]:
 
 
 def _run_interruptibly(work: Callable[[], object]) -> None:
-    """Run a library's work, during which Python handles no signal, in a thread, so that Ctrl-C ends
-    the wait for it; raise the error that the work raises.
+    """Run `work` in a thread and wait for it, so that Ctrl-C ends the wait.
+
+    In the main thread, Python would handle no signal until the library's call returns. An error
+    that `work` raises is raised here.
     """
     errors: list[BaseException] = []
 
@@ -432,34 +447,44 @@ class StreamDecoder:
         self._window = context[-_CONTEXT_IDS:]  # ids that are decoded together
         self._num_emitted_ids = len(self._window)  # of the window, from its beginning
         text = tokenizer.decode(self._window)
-        # Characters of the window's text without an unfinished one, which `push` may complete.
-        self._num_emitted = len(text.rstrip("\ufffd"))
+        # Characters of the window's text, without U+FFFD at its end: an unfinished character, which
+        # `push` may complete.
+        self._num_emitted_characters = len(text.rstrip("\ufffd"))
 
     def push(self, token: int) -> str:
-        """Add one id and return the text that it completes, "" where a character is unfinished."""
+        """Add one id and return the text that it completes; "" while a character is unfinished, and
+        for a special token, which is left out.
+        """
         # How an id decodes may depend on the one before (a leading space, a run of bytes), so the
         # window holds the ids of the last emitted piece and those that are still unfinished.
         if token in self._tokenizer.special_tokens:
             return ""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
-        if text.endswith("\ufffd") or len(text) <= self._num_emitted:  # an unfinished character
+        is_unfinished = text.endswith("\ufffd") or len(text) <= self._num_emitted_characters
+        if is_unfinished:
             return ""
-        piece = text[self._num_emitted :]
-        self._window = self._window[self._num_emitted_ids :]
+        piece = text[self._num_emitted_characters :]
+        self._window = self._window[self._num_emitted_ids :]  # the ids of this piece
         self._num_emitted_ids = len(self._window)
-        self._num_emitted = len(self._tokenizer.decode(self._window))
+        self._num_emitted_characters = len(self._tokenizer.decode(self._window))
         return piece
 
     def flush(self) -> str:
-        """Return the remaining text, with U+FFFD for unfinished characters, and start anew."""
-        rest = self._tokenizer.decode(self._window)[self._num_emitted :]
-        self._window, self._num_emitted_ids, self._num_emitted = [], 0, 0
+        """Return the remaining text, with U+FFFD for unfinished characters, and forget all ids."""
+        rest = self._tokenizer.decode(self._window)[self._num_emitted_characters :]
+        self._window, self._num_emitted_ids, self._num_emitted_characters = [], 0, 0
         return rest
 
 
 def _fetch_from_hub(name: str) -> Path:
-    """Download the files of the tokenizer `hf:NAME`; return their folder in the hub's cache."""
+    """Download the files of the tokenizer `hf:NAME`; return their folder in the hub's cache.
+
+    Without a network the folder must be in the cache already.
+
+    Raises:
+        WakefulError: the tokenizer cannot be downloaded and is not in the cache.
+    """
     repository = name.removeprefix(HUB)
     try:
         with hub_or_cache():
@@ -469,7 +494,7 @@ def _fetch_from_hub(name: str) -> Path:
                     allow_patterns=["tokenizer.json", *COMPANION_FILES, f"{TEMPLATES}/*.jinja"],
                 )
             )
-    except Exception as error:  # no connection, no such name, not allowed in: each its own
+    except Exception as error:  # each cause, such as no connection or no access, has its own class
         reason = " ".join(str(error).split())[:200]
         raise WakefulError(
             f"the tokenizer {name} cannot be fetched ({type(error).__name__}: {reason}): check the "
@@ -479,11 +504,10 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def special_ids_around(ids: list[int], text_ids: list[int]) -> tuple[list[int], list[int]]:
-    """Return the special ids in `ids` before and after those of the text, `text_ids`.
+    """Return the special ids before and after a text's own ids, `text_ids`, within `ids`.
 
-    If the text has no ids, the first of `ids` counts as before it and the rest as after it. If
-    `ids` do not contain `text_ids`, none count as before, and those after the first
-    len(text_ids) as after.
+    If the text has no ids, the first of `ids` stands before it and the rest after it. If `ids` do
+    not contain `text_ids`, the text is taken to be the first len(text_ids) of them.
     """
     length = len(text_ids)
     starts = (n for n in range(len(ids) - length + 1) if ids[n : n + length] == text_ids)
@@ -494,8 +518,8 @@ def special_ids_around(ids: list[int], text_ids: list[int]) -> tuple[list[int], 
 def _make_post_processor(
     inner: tokenizers.Tokenizer, first: int | None, last: int | None
 ) -> dict[str, Any]:
-    """Return a tokenizer.json post-processor that puts the token `first` before a text and `last`
-    after it, where they are not None, as Transformers makes one.
+    """Return a post-processor of tokenizer.json, as Transformers makes it, that puts the id `first`
+    before a text and `last` after it; None adds nothing.
     """
     begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
     # In a template, $A and $B are the texts, and ":1" gives a token the type of the second text.
@@ -512,8 +536,8 @@ def _make_post_processor(
 
 
 def _without_opening_token(token: int, processor: Any) -> Any:
-    """Return a tokenizer.json post-processor changed so that it does not put `token` before a text;
-    one of an unknown type is returned as it is.
+    """Return a post-processor of tokenizer.json without the id `token` before a text; one of an
+    unknown type is returned as it is.
     """
     match processor:
         case {"type": "Sequence", "processors": parts}:
@@ -522,7 +546,7 @@ def _without_opening_token(token: int, processor: Any) -> Any:
                 "processors": [_without_opening_token(token, part) for part in parts],
             }
         case {"type": "BertProcessing" | "RobertaProcessing" as kind, "cls": cls, "sep": sep}:
-            if cls[1] != token:
+            if cls[1] != token:  # both are (spelling, id)
                 return processor
             end = sep[0]
             # The same templates as the two types have, without `cls` at the front.
@@ -546,7 +570,10 @@ def _without_opening_token(token: int, processor: Any) -> Any:
 def _without_opening_pieces(
     special: Collection[str], template: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a template's pieces without the `special` tokens that precede its last text."""
+    """Return a template's pieces without the `special` tokens, given by spelling, that precede its
+    last text.
+    """
+    # A piece is {"Sequence": ...}, a text, or {"SpecialToken": {"id": SPELLING}}.
     last_text = max((n for n, piece in enumerate(template) if "Sequence" in piece), default=-1)
     return [
         piece
@@ -561,7 +588,9 @@ def _remove_bos(template: str) -> str:
 
 
 def read_companion_files(folder: Path) -> dict[str, str]:
-    """Read the files that belong to a folder's tokenizer.json: their contents by name.
+    """Read the files that belong to a folder's tokenizer.json; return their contents by name.
+
+    Files that are missing are left out.
 
     Raises:
         WakefulError: a file is not text, or a `.json` file is not a JSON object.
@@ -575,7 +604,7 @@ def read_companion_files(folder: Path) -> dict[str, str]:
         try:
             text = file.read_text(encoding="utf-8")
             table = json.loads(text) if name.endswith(".json") else {}
-            json.dumps(table, ensure_ascii=False).encode()  # half a character is not text
+            json.dumps(table, ensure_ascii=False).encode()  # raises for half a surrogate pair
         except (ValueError, RecursionError) as error:
             raise WakefulError(f"{file} is not JSON or not text: fetch it again") from error
         if not isinstance(table, dict):
@@ -585,8 +614,8 @@ def read_companion_files(folder: Path) -> dict[str, str]:
 
 
 def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
-    """Return the token ids of a field of a configuration (an id, a list or null), without negative
-    ones, which stand for no token.
+    """Return the token ids that a configuration `table` has in the field `name` (an id, a list or
+    null), without negative ones, which stand for no token.
 
     Raises:
         WakefulError: an id is not an integer, or larger than `_LARGEST_ID`.
@@ -604,7 +633,14 @@ def token_ids(table: Mapping[str, Any], name: str) -> list[int]:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raise `WakefulError` for absurd values in a tokenizer's files, before a library uses them."""
+    """Check a folder's tokenizer.json and tokenizer_config.json before a library uses them.
+
+    Files that are missing or not a JSON object are passed over.
+
+    Raises:
+        WakefulError: an id is far too large, the normalizer's table is incomplete, or a chat
+            template is not allowed.
+    """
     for name in (FILE, CONFIG):
         table: object = None
         # The library that loads an unreadable file has the better error message.
@@ -619,12 +655,14 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def _check_ids(file: Path, table: Any) -> None:
-    """Raise `WakefulError` for a tokenizer.json with an id far above the number of its tokens,
-    which would take memory for every id below it, or with a damaged precompiled_charsmap (a
-    normalizer's table in base64).
+    """Raise `WakefulError` for a damaged tokenizer.json, whose content is `table`.
+
+    It is damaged if an id is far above the number of tokens (every id below it would take memory),
+    or if a precompiled_charsmap (a normalizer's table in base64) is incomplete.
     """
     model, added = table.get("model"), table.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    # In a list of tokens an id is a position, which cannot be too large.
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
     num_tokens = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
     if isinstance(added, list):
@@ -667,7 +705,13 @@ def _check_config(file: Path, table: dict[str, Any]) -> None:
 
 
 def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates in a table of tokenizer_config.json, by name."""
+    """Return the chat templates in the table of a tokenizer_config.json, by name.
+
+    Entries without a template are passed over.
+
+    Raises:
+        WakefulError: a template is no text, or its name could not be that of a file.
+    """
     value = table.get("chat_template")
     entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates: dict[str, str] = {}

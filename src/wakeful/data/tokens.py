@@ -64,6 +64,9 @@ class TokenFile(Tokens):
 
         The file's size is checked first: reading a memory map past the end of a file that was cut
         short kills the process.
+
+        Raises:
+            WakefulError: the file was cut short, or an id is not in the vocabulary.
         """
         with contextlib.suppress(FileNotFoundError):  # a removed file stays mapped
             size = self.path.stat().st_size
@@ -74,7 +77,8 @@ class TokenFile(Tokens):
         return rows.astype(np.int64)
 
     def truncate(self, count: int) -> "TokenFile":
-        """Return the first `count` tokens, of which the last is read as end_of_text.
+        """Return the first `count` tokens as a `TokenFile`, whose last token is read as
+        end_of_text.
 
         Raises:
             WakefulError: the file has fewer tokens.
@@ -125,7 +129,7 @@ class PreparedData(Data):
             convert_os_errors(f"cannot read {folder}", "prepare the data again"),
         ):
             prepared = cls(folder, _read_info(folder))
-            for split in SPLITS:
+            for split in SPLITS:  # opened only to check them
                 prepared.split(split)
         return prepared
 
@@ -159,7 +163,9 @@ class PreparedData(Data):
         return self.folder == expand_home(source)
 
     def first_tokens(self, config: DataConfig, length: int) -> TokenFile:
-        """Return the first `max_tokens` training tokens; refuse fewer than `length` + 1."""
+        """Return the first `config.max_tokens` training tokens; raise `WakefulError` if these are
+        fewer than `length` + 1, or more than there are.
+        """
         if config.max_tokens < length + 1:
             raise WakefulError(
                 f"data.max_tokens = {config.max_tokens} is less than one sequence needs: "
@@ -168,10 +174,10 @@ class PreparedData(Data):
         return self.train.truncate(config.max_tokens)
 
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` where `config` names this folder and sets a field that decides
-        preparation; where it names a text instead, its fields have decided it.
+        """Raise `WakefulError` if `config` names this folder and sets a field that only preparing a
+        text reads.
         """
-        if not self.is_named_by(config.source):
+        if not self.is_named_by(config.source):  # it names the text: its fields were used
             return
         for name in ("validation_source", "max_bytes", "keep_overlap", "tokenizer"):
             if value := getattr(config, name):
@@ -181,8 +187,10 @@ class PreparedData(Data):
                 )
 
     def split(self, split: SplitName) -> TokenFile:
-        """Memory-map the tokens of one split; raise `WakefulError` where its files do not agree
-        with `data.json`.
+        """Memory-map the tokens of one split.
+
+        Raises:
+            WakefulError: there is no such split, or its files do not agree with `data.json`.
         """
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
@@ -213,8 +221,8 @@ def _split_files(folder: Path, split: SplitName) -> tuple[Path, Path]:
 def write_split(
     folder: Path, split: SplitName, documents: Iterable[np.ndarray], num_bytes: int
 ) -> dict[str, Any]:
-    """Write the documents of a split, (tokens,) each, in place of existing ones; return the facts
-    about the split for `data.json`. `num_bytes` is the size of the text in UTF-8.
+    """Write the documents of a split, (tokens,) each, and return the facts about it for
+    `data.json`. An existing split is replaced. `num_bytes` is the size of the text in UTF-8.
     """
     path, documents_path = _split_files(folder, split)
     lengths = array("q")
@@ -241,8 +249,8 @@ def write_splits(
     splits: Mapping[SplitName, tuple[Iterable[np.ndarray], int]],
     **origin: Any,
 ) -> dict[str, Any]:
-    """Write both splits, each given as (documents, bytes of their text); return the content of
-    `data.json`, to which `origin` adds the source, the settings and the like.
+    """Write both splits, each given as (documents, bytes of their text), and return the content of
+    `data.json`, which is not written here. `origin` are its further entries, such as the source.
     """
     return {
         "format": FORMAT,
@@ -281,8 +289,11 @@ def open_prepared(source: str) -> PreparedData | None:
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
-    """Read the `data.json` of a folder of prepared data, or raise `WakefulError` for another one, a
-    damaged file or another version.
+    """Return the content of a folder's `data.json`.
+
+    Raises:
+        WakefulError: the file is missing or damaged, does not describe prepared tokens, or has
+            another format version.
     """
     path = folder / "data.json"
     if not path.is_file():
@@ -302,7 +313,9 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 
 def _read_document_starts(path: Path, facts: dict[str, Any]) -> np.ndarray:
-    """Memory-map the positions of documents' first tokens; check them against a split's facts."""
+    """Memory-map the positions of documents' first tokens; raise `WakefulError` if they do not
+    agree with `facts`, the split's entry in `data.json`.
+    """
     with wrap_errors(f"{path} is damaged", f": delete {path.parent} and prepare the data again"):
         documents = np.lib.format.open_memmap(path, mode="r")  # no zip file and no object is read
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
@@ -329,8 +342,11 @@ def check_free(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_folder_beside(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder beside `folder`, to be renamed to it when complete; delete what is
-    left of it after the block. A full disk is a `WakefulError`.
+    """Create a temporary folder beside `folder`, which the block fills and renames to `folder`;
+    delete it after the block if it is still there.
+
+    Raises:
+        WakefulError: in place of an `OSError`, such as that of a full disk.
     """
     building = temporary_path_beside(folder)
     remedy = "free some space or choose another folder (nothing was kept)"
@@ -343,8 +359,9 @@ def temporary_folder_beside(folder: Path) -> Iterator[Path]:
 
 
 def publish_folder(building: Path, folder: Path, info: dict[str, Any]) -> None:
-    """Write `data.json` into the temporary folder `building`, flush its files to the disk, and
-    rename it to `folder`.
+    """Write `info` as `data.json` into the temporary folder `building`, flush the folder's files to
+    the disk, and rename it to `folder`. If another process has prepared `folder` meanwhile, its
+    data are kept.
     """
     (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     for path in filter(Path.is_file, building.rglob("*")):
@@ -353,5 +370,5 @@ def publish_folder(building: Path, folder: Path, info: dict[str, Any]) -> None:
     try:
         building.rename(folder)
     except OSError:
-        if not is_prepared(folder):  # by another process meanwhile, whose data is then used
+        if not is_prepared(folder):
             raise

@@ -98,19 +98,20 @@ class Backcopy(Variant):
         """Draw windows, (n, L) int64, from random `numbers`, (n, L) uint64: after a trigger the
         character before it, otherwise a character drawn from the pair frequencies.
         """
-        bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)
+        bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)  # the upper 40, (L, n)
         windows = np.full(bits.shape, BOS_ID, np.int64)  # (L, n)
         bounds, next_tokens = self._pairs
         for position in range(1, len(windows)):
             last = windows[position - 1]
-            # The drawn pairs (last token, next token), by their numbers in `bounds`.
+            # Draw pairs (last token, next token), by number: last token i searches from i · 2⁴⁰.
             pairs = np.searchsorted(bounds, (last << _BITS) + bits[position], side="right")
-            before_last = windows[max(position - 2, 0)]  # after BOS not used: it is no trigger
+            # Not used at position 1, where the last token, BOS, is no trigger.
+            before_last = windows[max(position - 2, 0)]
             windows[position] = np.where(self._is_trigger_id[last], before_last, next_tokens[pairs])
         return np.ascontiguousarray(windows.T)
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        """Return −ln p of each token of `rows` (n, L + 1) except the first: (n, L), in nats; it is
+        """Return −ln p of each token of `rows` (n, L + 1) except the first: (n, L), in nats. It is
         infinite for a token that cannot follow.
         """
         with np.errstate(divide="ignore"):
@@ -195,8 +196,8 @@ class Backcopy(Variant):
 
 
 def _read_texts(source: str) -> list[str]:
-    """Return the texts of a source's documents; "" is the standard library. Prepared tokens are
-    decoded.
+    """Return the texts of a source's documents; "" is the standard library. Of prepared tokens, the
+    training documents are decoded.
     """
     data = open_prepared(source) if source else None
     if data is None:

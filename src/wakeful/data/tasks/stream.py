@@ -29,10 +29,11 @@ class TaskStream(Tokens):
         self._key = derive_key(f"task {split}")
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Draw the window of `count` tokens of each start, (starts, count), the same on every
+        """Draw for each start a window of `count` tokens: (starts, count), the same on every
         machine.
 
-        Its random numbers are those of SplitMix64 with a seed mixed from the start and the split.
+        A window's random numbers are those of SplitMix64, whose seed is mixed from the start and
+        the split.
         """
         seeds = mix64(np.asarray(starts).astype(np.uint64), self._key)
         steps = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
@@ -73,7 +74,7 @@ class TaskData(Data):
         return BOS_ID
 
     def check_config(self, config: DataConfig) -> None:
-        """Raise `WakefulError` for a field that has no meaning for a task."""
+        """Raise `WakefulError` if `config` sets a field that has no meaning for a task."""
         for name in ("validation_source", "max_bytes", "max_tokens", "keep_overlap", "tokenizer"):
             if getattr(config, name):
                 raise WakefulError(
