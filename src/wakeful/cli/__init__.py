@@ -88,12 +88,12 @@ def _run_with_errors(verb: str, rest: list[str]) -> int:
     """
     try:
         _dispatch(verb, rest)
-        sys.stdout.flush()  # here, where the error of a full disk is caught
+        sys.stdout.flush()  # now, so that the error of a full disk is caught below
     except WakefulError as error:
         _print_error(verb, str(error))
         return INTERRUPTED if isinstance(error, Interrupted) else 1
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        sys.stderr.close()  # Python would complain there of the unwritten output
+        sys.stderr.close()  # at exit Python would print an error about unwritten output
         return BROKEN_PIPE
     except KeyboardInterrupt as error:
         ERR.print("ended by SIGTERM" if isinstance(error, _Terminated) else "interrupted")
@@ -102,7 +102,7 @@ def _run_with_errors(verb: str, rest: list[str]) -> int:
         if lacks_memory(error):
             _print_error(verb, f"memory is full ({first_line(error)}): {_LESS_MEMORY}")
         elif isinstance(error, OSError) and error.errno in _FOR_THE_USER:
-            if error.filename is None:  # standard output could not be written
+            if error.filename is None:  # standard output, which could not be written
                 _discard_buffered_output()
             _print_error(verb, _describe_os_error(error))
         else:
@@ -112,7 +112,11 @@ def _run_with_errors(verb: str, rest: list[str]) -> int:
 
 
 def _dispatch(verb: str, rest: list[str]) -> None:
-    """Print the version or the overview of all verbs, or run `verb` with arguments `rest`."""
+    """Print the version or the overview of all verbs, or run `verb` with the arguments `rest`.
+
+    Raises:
+        WakefulError: an argument is not UTF-8, the verb is unknown, or the verb fails.
+    """
     if verb in ("--version", "-V"):
         OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
         return
@@ -131,10 +135,10 @@ def _dispatch(verb: str, rest: list[str]) -> None:
 
 
 def _discard_buffered_output() -> None:
-    """Discard the text that standard output has buffered: on a full disk Python could not write it
-    at exit either.
+    """Discard the text that standard output has buffered, so that Python does not fail to write it
+    at exit: let the file descriptor of standard output lead to the null device.
     """
-    # An error where standard output has no file descriptor.
+    # Standard output may have no file descriptor.
     with contextlib.suppress(OSError, ValueError):
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
@@ -149,7 +153,8 @@ class _Terminated(KeyboardInterrupt):
 def _end_on_sigterm() -> Iterator[None]:
     """Raise `_Terminated` on SIGTERM inside the block, as Ctrl-C raises KeyboardInterrupt.
 
-    SIGTERM keeps its meaning under torchrun, whose processes wait for each other.
+    Nothing is changed in one of several processes of torchrun, which `join_processes` lets handle
+    SIGTERM, and in threads other than the main one.
     """
 
     def raise_terminated(number: int, frame: object) -> None:
@@ -157,7 +162,7 @@ def _end_on_sigterm() -> Iterator[None]:
 
     is_only_process = os.environ.get("WORLD_SIZE", "1") == "1"
     is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_only_process or not is_main_thread:  # other threads may set no signal handler
+    if not is_only_process or not is_main_thread:  # Python lets no other thread set a handler
         yield
         return
     previous_handler = signal.signal(signal.SIGTERM, raise_terminated)
@@ -168,8 +173,8 @@ def _end_on_sigterm() -> Iterator[None]:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Return one line about a system error: the file's path ("the output" for an error without
-    one) and the system's message.
+    """Describe a system error in one line: the file's path, or "the output" if the error names no
+    file, and the system's message.
     """
     if error.errno == errno.ENAMETOOLONG:
         return f"a path is longer than this system takes: {str(error.filename)[:60]}..."
@@ -186,11 +191,12 @@ def _print_error(verb: str, message: str) -> None:
 
 @contextlib.contextmanager
 def _check_processes(verb: str) -> Iterator[None]:
-    """Run the block on all processes of torchrun, where an error of one ends all of them.
+    """Join the processes of torchrun, if there are several, while the block runs `verb`; an error
+    of one process ends all of them.
 
     Raises:
-        WakefulError: there are several processes and this verb runs on one. Only the first process
-            raises the error; the others exit.
+        WakefulError: there are several processes, and this verb runs on one alone. Only the first
+            process raises the error; the others exit.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield

@@ -69,18 +69,19 @@ def parse_arguments(name: str, verb: Verb, arguments: Sequence[str]) -> tuple[li
         command = build_command(name, verb, options)
         return command(_join_values(options, arguments), result_action="return_value")
     except CycloptsError as error:
-        error.verbose = False  # else its message tells of cyclopts' functions
+        error.verbose = False  # a verbose message is for developers: it names functions
         is_unknown = isinstance(error, UnknownOptionError)
         hint = f" (wakeful {name} --help-all lists the options)" if is_unknown else ""
         raise WakefulError(f"{error}{hint}") from None
 
 
 def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as cyclopts reads them rightly.
+    """Return the arguments, with a value joined to its option where cyclopts would misread it.
 
-    A value that begins with a dash, such as "-" alone, is joined to its option: `--prompt=-`. And
+    A value that begins with a dash, such as "-" alone, is joined to its option: `--prompt=-`. A
     `--bos` without a value becomes `--bos=on`.
     """
+    # Only --bos has these choices: auto, on and off.
     bos_flags = {option.flag for option in options if option.choices == get_args(Bos)}
     joined: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
@@ -95,10 +96,11 @@ def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[st
 
 
 def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: bool = False) -> App:
-    """Return a verb as a cyclopts command that returns its names (models, runs ...) and a table of
-    the options given, nested as their dotted names are.
+    """Return a verb as a cyclopts command with these options.
 
-    With `rare` the command's help also shows the options that are rarely needed.
+    The command returns the verb's names (models, runs ...) and a table of the options given, in
+    which `--train.steps` is the entry "steps" of the table "train". With `rare` the command's help
+    also shows the options that are rarely needed.
     """
 
     def collect_options(*names: str, **kwargs: Any) -> tuple[list[str], TomlTable]:
@@ -137,8 +139,8 @@ def build_command(name: str, verb: Verb, options: Sequence[Option], *, rare: boo
 
 
 def list_options(kind: type) -> list[Option]:
-    """Return an option per field of the dataclass `kind`, except fields that its rules always
-    refuse, and `--import`.
+    """Return an option for each field of the dataclass `kind`, except fields that its rules always
+    refuse, and `--import` as the last option. Without fields there are no options.
     """
     refused = forbidden_options(kind)
     options = [option for option in iterate_options(kind) if option.name not in refused]
@@ -160,7 +162,7 @@ def build_overview(
 ) -> App:
     """Return the whole command line as one cyclopts app, with every verb as a command.
 
-    Building the options of every verb takes some time and is done only `with_options`.
+    The commands have their options only `with_options`, because building all options takes time.
     """
     app = App(
         name="wakeful", help=f"wakeful {version}: {summary}", help_format="plaintext",
@@ -175,8 +177,8 @@ def build_overview(
 
 
 def choose_out(verb: str, models: list[str], options: Any) -> Any:
-    """Return `options` with an output folder: the one given, or a free runs/VERB-MODEL, named after
-    the first model.
+    """Return a copy of `options` with an output folder in `out`: the one given, else
+    runs/VERB-MODEL, named after the first model. If that exists, -2, -3 ... is appended.
 
     Raises:
         WakefulError: no model is named.
@@ -197,7 +199,7 @@ def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     rest: list[str] = []
     modules: list[str] = []
-    target = rest  # where words go that follow the last option
+    target = rest  # gets the words up to the next option
     for argument in arguments:
         flag, _, value = argument.partition("=")
         if argument.startswith("-"):
@@ -212,25 +214,29 @@ def split_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _keyword_of(option: Option) -> str:
-    """Return the keyword argument of an option: without dots, and no keyword of Python."""
+    """Return an option's name as a keyword argument: without dots, and no keyword of Python."""
     return f"option_{option.name.replace('.', '__')}"
 
 
 def _make_argument(name: str, verb: Verb, option: Option, rare: bool) -> Argument:
     """Return an option as a keyword argument that cyclopts parses and shows in the verb's help.
 
-    With `rare` the help also shows options that belong to no main group.
+    An option without a group is rarely needed: the help shows it only with `rare`.
     """
-    title = f"Rarely needed: {option.section}" if option.section else "Rarely needed"
-    names = short_names(verb.options)
-    flags = [*(f"--{short}" for short, long in names.items() if long == option.name), option.flag]
+    long_names = short_names(verb.options)
+    short_flags = [f"--{short}" for short, long in long_names.items() if long == option.name]
+    if option.group:
+        group = _GROUPS[option.group]
+    else:
+        section = f": {option.section}" if option.section else ""
+        group = Group(f"Rarely needed{section}", sort_key=9)  # after the main groups
     parameter = Parameter(
-        name=flags,
+        name=[*short_flags, option.flag],
         help=option.description.replace("runs/VERB-", f"runs/{name}-"),
-        group=_GROUPS[option.group] if option.group else Group(title, sort_key=9),
+        group=group,
         show=bool(option.group) or rare,
         show_default=_format_default(option),
-        negative=option.negative if option.default is True else "",
+        negative=option.negative if option.default is True else "",  # the flag that turns it off
         consume_multiple=True,
     )
     keyword = _keyword_of(option)
@@ -244,7 +250,9 @@ def _make_argument(name: str, verb: Verb, option: Option, rare: bool) -> Argumen
 
 
 def _format_default(option: Option) -> Any:
-    """Return a function that gives an option's default as help shows it; False to show none."""
+    """Return an option's default as help shows it, as a function that cyclopts calls; False if help
+    shows none.
+    """
     value = option.default
     if value in ("", (), False) or value is dataclasses.MISSING:
         return False
@@ -271,7 +279,7 @@ def _format_epilogue(name: str, verb: Verb, options: Sequence[Option], rare: boo
     """Format the end of a verb's help: notes from the docstring of its options, the names that
     arguments may take, and, without `rare`, how many options are not shown.
     """
-    notes = (verb.options.__doc__ or "").split("\n\n")[1:]
+    notes = (verb.options.__doc__ or "").split("\n\n")[1:]  # without the summary
     paragraphs = [" ".join(note.split()) for note in notes]
     paragraphs += _list_names(verb, options, rare)
     hidden = 0 if rare else sum(option.group is None for option in options)
@@ -282,8 +290,9 @@ def _format_epilogue(name: str, verb: Verb, options: Sequence[Option], rare: boo
 
 
 def _list_names(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
-    """Yield a line of possible names for the verb's arguments, then a line for each option that
-    takes a variant's name; an option without a group, rarely needed, has one only with `rare`.
+    """Yield a line with the names that the verb's arguments may have, then a line with the names of
+    variants for each option that takes one. An option without a group is rarely needed: it has a
+    line only with `rare`.
     """
     if names := ", ".join(verb.names()):
         yield f"{verb.usage.strip('[].').title()}s: {names}"

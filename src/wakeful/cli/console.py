@@ -54,8 +54,8 @@ def is_secondary_process() -> bool:
 
 
 def open_streams() -> None:
-    """Make standard output and error accept any text: what goes to a closed stream is discarded,
-    and characters that the stream's encoding lacks are escaped.
+    """Make standard output and standard error accept any text. What goes to a closed stream is
+    discarded; characters that the stream's encoding lacks are escaped.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -93,7 +93,9 @@ def progress_display(name: str) -> AbstractContextManager[Any]:
 
 
 def print_result(result: Any, page: Path | None = None) -> None:
-    """Print a verb's result and the path of its page, in the first process."""
+    """Print a verb's result and, if there is one, the path of its page; only the first process of
+    several prints.
+    """
     if not is_secondary_process():
         OUT.print(result)
         if page is not None:

@@ -120,7 +120,12 @@ class PromptOptions(GenerateOptions):
 
 
 def train(arguments: list[str]) -> None:
-    """Run `wakeful train CONFIG`, or continue a run with --resume, and print the result."""
+    """Run `wakeful train CONFIG`, or continue a run with --resume, and print the result.
+
+    Raises:
+        WakefulError: no configuration or several are named, an option is refused, or --resume comes
+            with an option that would change the run.
+    """
     sources, table = parse_verb("train", arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
@@ -156,6 +161,7 @@ def compare(arguments: list[str]) -> None:
         raise WakefulError("name one configuration with a [variants] table, or several")
     rows = read_rows(sources)
     base = next(iter(rows.variants.values()))
+    # The verb's own options; fields of the configuration are changed in every variant instead.
     options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
     changes = {key: value for key, value in table.items() if key in vars(base)}
     variants = change_rows(select_variants(rows.variants, options.only), changes)
@@ -203,8 +209,8 @@ def inherit(arguments: list[str]) -> None:
     """Run `wakeful inherit REFERENCE`, or continue with --resume, and print the result."""
     sources, options = read_arguments("inherit", arguments)
     if options.resume:
-        allowed = InheritOptions(resume=options.resume, figures=options.figures)
-        if sources or options != allowed:
+        only_allowed = InheritOptions(resume=options.resume, figures=options.figures)
+        if sources or options != only_allowed:
             raise WakefulError(
                 "--resume takes the inheritance's own recipe and no other option but --figures"
             )
@@ -241,8 +247,8 @@ def quantize(arguments: list[str]) -> None:
 
 
 def _read_models(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Read the models and the options of a verb that takes at least one model; return both, with an
-    output folder chosen where the options give none.
+    """Read the arguments of a verb that takes at least one model; return the models and the
+    options, in which an output folder is chosen if the arguments name none.
     """
     models, options = read_arguments(verb, arguments)
     return models, choose_out(verb, models, options)
@@ -303,7 +309,9 @@ def presets(arguments: list[str]) -> None:
 
 
 def completion(arguments: list[str]) -> None:
-    """Run `wakeful completion SHELL`: print the completion script for a shell."""
+    """Run `wakeful completion SHELL`: print the script by which the shell completes verbs and
+    options.
+    """
     shells, _ = read_arguments("completion", arguments)
     if len(shells) != 1 or shells[0] not in SHELLS:
         hint = did_you_mean(shells[0], SHELLS) if shells else ""
@@ -322,8 +330,8 @@ def parts(arguments: list[str]) -> None:
 
 
 def list_presets(*, several: bool) -> list[str]:
-    """Return the names of the presets that describe a single run; with `several`, of those that
-    describe several variants to compare.
+    """Return the names of the presets that describe a single run; with `several`, return instead
+    those that describe several variants to compare.
     """
     tables = {name: merge_over_preset(read_preset_table(name), name) for name in preset_names()}
     return [name for name, table in tables.items() if ("variants" in table) == several]
@@ -350,8 +358,8 @@ def find_verb(name: str) -> Verb:
 
 
 def parse_verb(name: str, arguments: list[str]) -> tuple[list[str], TomlTable]:
-    """Parse a verb's arguments into its names (models, runs ...) and a table of the options given;
-    for `--help` print the help and exit.
+    """Parse a verb's arguments into its names (models, runs ...) and a table of the options given.
+    If they ask for help, print it and exit.
     """
     verb = all_verbs()[name]
     if asks_for_help(arguments):
@@ -362,8 +370,8 @@ def parse_verb(name: str, arguments: list[str]) -> tuple[list[str], TomlTable]:
 
 
 def read_arguments(name: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """Read a verb's arguments into its names (models, runs ...) and its options, a dataclass; for
-    `--help` print the help and exit.
+    """Read a verb's arguments into its names (models, runs ...) and its options, a dataclass with
+    defaults for what is not given. If they ask for help, print it and exit.
     """
     names, table = parse_verb(name, arguments)
     return names, fill_options(all_verbs()[name].options, table)

@@ -82,30 +82,32 @@ def save_checkpoint(
     keep: int,
     world: World = ALONE,
 ) -> Path:
-    """Write the checkpoint step-NNNNNNNN, then remove all but the `keep` newest; return its path.
+    """Write the checkpoint step-NNNNNNNN into `folder`, then remove all but the `keep` newest;
+    return the checkpoint's path.
 
-    All processes of `world` call it, and the first one writes.
+    All processes of `world` must call it; the first one writes, and the others wait for it.
 
     Raises:
         WakefulError: the disk is full; older checkpoints are kept.
     """
     final = folder / f"step-{progress.step:08d}"
-    tensors: dict[str, Tensor] = {}
-    state_dict = state_to_json(optimizer.state_dict(), tensors)
+    optimizer_tensors: dict[str, Tensor] = {}  # filled by `state_to_json`
+    state_dict = state_to_json(optimizer.state_dict(), optimizer_tensors)
     state = CheckpointState(progress=progress, kind=type(optimizer).__name__, state_dict=state_dict)
     weights = _gather_shards(unique_state(model), world)
-    tensors = _gather_shards(tensors, world)
+    optimizer_tensors = _gather_shards(optimizer_tensors, world)
     if world.first:
-        _write_files(final, weights, tensors, state)
+        _write_files(final, weights, optimizer_tensors, state)
         prune_checkpoints(folder, keep=keep)
     world.meet()  # writing may take longer than other collectives wait
     return final
 
 
 def _gather_shards(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Return the tensors with shards joined, on the CPU; in all but the first process {}.
+    """Return the tensors by name, with shards joined and moved to the CPU; return {} in all but the
+    first process.
 
-    A collective operation where there are shards: every process must call it.
+    Every process must call it: joining shards is a collective operation.
     """
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -116,17 +118,23 @@ def _gather_shards(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor
 
 
 def _write_files(
-    final: Path, weights: dict[str, Tensor], tensors: dict[str, Tensor], state: CheckpointState
+    final: Path,
+    weights: dict[str, Tensor],
+    optimizer_tensors: dict[str, Tensor],
+    state: CheckpointState,
 ) -> None:
-    """Write a checkpoint's files into a temporary folder, which then gets the name `final`."""
+    """Write a checkpoint's files into a temporary folder, and rename it to `final` once all files
+    are on the disk. A checkpoint of the same name is replaced, and temporary folders that killed
+    processes left are removed.
+    """
     part = temporary_path_beside(final)
     try:
         with disk_errors(final):
             final.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(final.parent)
+            _remove_incomplete(final.parent)
             part.mkdir()
             save_tensors(weights, part / "model.safetensors")
-            save_tensors(tensors, part / "optimizer.safetensors")
+            save_tensors(optimizer_tensors, part / "optimizer.safetensors")
             (part / "state.json").write_text(json.dumps(to_table(state)))
             manifest = {
                 name: ManifestEntry(
@@ -135,8 +143,8 @@ def _write_files(
                 for name in _FILES
             }
             (part / "manifest.json").write_text(json.dumps(to_table(manifest), indent=2))
-            # All is on the disk before the folder gets its name.
-            for path in (*(part / name for name in (*_FILES, "manifest.json")), part):
+            paths = [part / name for name in (*_FILES, "manifest.json")]
+            for path in [*paths, part]:
                 _sync(path)
             if final.exists():
                 shutil.rmtree(final)
@@ -147,14 +155,16 @@ def _write_files(
 
 
 def prune_checkpoints(folder: Path, *, keep: int) -> None:
-    """Remove files that killed processes left incomplete, and all but the `keep` newest."""
-    _sweep(folder)
+    """Remove all checkpoints in a folder but the `keep` newest, and the temporary folders that
+    killed processes left.
+    """
+    _remove_incomplete(folder)
     with disk_errors(folder):
         for old in steps(folder)[:-keep]:
             shutil.rmtree(folder / f"step-{old:08d}")
 
 
-def _sweep(folder: Path) -> None:
+def _remove_incomplete(folder: Path) -> None:
     for leftover in folder.glob(".step-*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -178,14 +188,16 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
-    """Fill a model, or this process's part of it, after verifying the checkpoint's files.
+    """Fill a model, or this process's part of it, with the weights of a checkpoint.
+
+    All processes of `world` must call it; the first one verifies the checkpoint's files before.
 
     Raises:
         WakefulError: a file is damaged, or the model has other parameters or shapes.
     """
     if world.first:
         verify_checkpoint(path)
-    world.meet()
+    world.meet()  # nothing is read before the files are verified
     parameters = unique_state(model)
     file = _StoredTensors(path / "model.safetensors")
     check_shapes(parameters, file.shapes, path)
@@ -195,9 +207,11 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
 
 
 def check_description(path: Path, config: ModelConfig) -> None:
-    """Raise `WakefulError` unless a checkpoint's shapes are those of the configuration.
+    """Raise `WakefulError` unless a checkpoint's tensors have the names and shapes of the
+    configured model.
 
-    Only the files' headers are read, and the model is built on the meta device.
+    This is fast: only the files' headers are read, and the model is built on the meta device. If
+    they differ, the files are verified too.
     """
     verify_checkpoint(path, digests=False)
     try:
@@ -205,15 +219,17 @@ def check_description(path: Path, config: ModelConfig) -> None:
         parameters = unique_state(build_on_meta(config, len(shapes), path))
         check_shapes(parameters, shapes, path)
     except WakefulError:
-        verify_checkpoint(path)  # a file that has changed is the better explanation
+        verify_checkpoint(path)  # a damaged file is the better explanation: it raises here
         raise
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
-    """Fill an optimizer from a (verified) checkpoint; return the progress stored with it.
+    """Fill an optimizer from a checkpoint, whose files were verified before (`load_model`); return
+    the progress stored with it.
 
     Raises:
-        WakefulError: the checkpoint is of another step, optimizer or parameters.
+        WakefulError: the checkpoint is of another step than its folder's name, or of an optimizer
+            with another class, other parameters or other groups.
     """
     state = read_record(CheckpointState, path / "state.json")
     if path.name != f"step-{state.progress.step:08d}":
@@ -230,11 +246,13 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def read(name: str) -> Tensor:
-        """Return the tensor "state.3.exp_avg", laid out over processes as the third parameter."""
+        """Return the tensor of this name: "state.3.exp_avg" is laid out over processes as parameter
+        number 3; a tensor outside the state goes to the parameters' device.
+        """
         part, index, *_ = [*name.split("."), ""]
         owner = parameters[int(index)] if part == "state" and index.isdecimal() else parameters[0]
-        # Cloned: in its file a tensor may begin at any byte, and the last bit of a product depends
-        # on how its memory is aligned.
+        # Clone it: in its file a tensor may begin at any byte, and the last bit of a product
+        # depends on how its memory is aligned.
         tensor = file.read(name, owner).clone()
         return tensor if part == "state" else tensor.to(owner.device)
 
@@ -242,13 +260,14 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         saved = from_json(state.state_dict, read)
         saved["param_groups"] = _merge_groups(saved["param_groups"], optimizer)
         optimizer.load_state_dict(saved)
-        # torch has given tensors their parameter's dtype, and strings another form.
+        # torch casts tensors to their parameter's dtype and changes strings: restore both.
         for index, entry in saved["state"].items():
-            live = optimizer.state[parameters[index] if isinstance(index, int) else index]
+            loaded = optimizer.state[parameters[index] if isinstance(index, int) else index]
             for key, value in entry.items():
-                is_tensor = isinstance(value, Tensor)
-                if not is_tensor or live[key].dtype != value.dtype:
-                    live[key] = value.to(live[key].device) if is_tensor else value
+                if not isinstance(value, Tensor):
+                    loaded[key] = value
+                elif loaded[key].dtype != value.dtype:
+                    loaded[key] = value.to(loaded[key].device)
     except WakefulError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -261,19 +280,25 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
 def _merge_groups(
     saved: list[dict[str, Any]], optimizer: torch.optim.Optimizer
 ) -> list[dict[str, Any]]:
-    """Return the optimizer's own groups of parameters with the state that checkpoints have saved.
+    """Return the optimizer's groups of parameters, updated with the entries of `saved` that are
+    state; other entries, such as the learning rate, keep the optimizer's own values.
 
-    In the groups of torch's optimizers and ours only names and rotations are state, which
-    `load_state_dict` compares; another package may keep anything there, such as a count of steps.
+    For torch's optimizers and ours, the state is the names and rotations, which `load_state_dict`
+    compares. For an optimizer of another package, every entry is: it may be a count of steps.
+
+    Raises:
+        WakefulError: the groups have other numbers of parameters.
     """
-    fresh = optimizer.state_dict()["param_groups"]
-    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in fresh]:
+    own_groups = optimizer.state_dict()["param_groups"]
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in own_groups]:
         raise WakefulError("the checkpoint is of an optimizer with other groups of parameters")
     package = type(optimizer).__module__.split(".")[0]
-    kept = ("rotations", "param_names") if package in ("torch", "wakeful") else None
+    if package not in ("torch", "wakeful"):
+        return [own | group for own, group in zip(own_groups, saved, strict=True)]
+    state_keys = ("rotations", "param_names")
     return [
-        own | {key: value for key, value in group.items() if kept is None or key in kept}
-        for own, group in zip(fresh, saved, strict=True)
+        own | {key: value for key, value in group.items() if key in state_keys}
+        for own, group in zip(own_groups, saved, strict=True)
     ]
 
 
@@ -294,7 +319,9 @@ class _StoredTensors:
             self.shapes = {name: tuple(self._file.get_slice(name).get_shape()) for name in names}
 
     def read(self, name: str, owner: Tensor) -> Tensor:
-        """Return a tensor; one of the shape of `owner`, if that is sharded, is sharded alike."""
+        """Return the tensor of this name. If `owner` is sharded and has the tensor's shape, return
+        this process's shard, laid out as that of `owner`.
+        """
         with wrap_errors(f"{self.path} cannot be read"):
             tensor = self._file.get_tensor(name)
         if isinstance(owner, DTensor) and owner.shape == tensor.shape:

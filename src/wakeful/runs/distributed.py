@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 SILENCE = timedelta(minutes=10)
 """Time after which a collective counts the other processes as lost."""
-_WORK_OF_ONE = timedelta(days=2)
+_LONGEST_WAIT = timedelta(days=2)
 """Time that processes wait for work that one of them does for all."""
-_BETWEEN_LOOKS = 0.5
+_LONGEST_PAUSE = 0.5
 """Seconds at most between two looks at whether such work is done."""
-_LET_IT_SPEAK = 2.0
+_SECONDS_FOR_MESSAGE = 2.0
 """Seconds before a silent process ends: torchrun ends all the others when one does."""
-_DEAD_PEER = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
+_LOST_PEER_MESSAGES = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
 """Torch's messages, in errors of no special type, when another process does not answer."""
 
 
@@ -62,19 +62,20 @@ class World:
         return tensor
 
     def share_weights(self, model: nn.Module) -> None:
-        """Give a model on every process the first one's weights; all must call it."""
+        """Overwrite a model's weights on every process by those of the first; all must call it."""
         if self.size > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every process's value (of what JSON can hold), in the order of ranks.
+        """Return every process's value, which JSON must be able to hold, in the order of ranks.
 
-        A collective operation: all processes must call it, and wait for each other. The value may
-        be a mere label of a point that no process passes before all have reached it.
+        All processes must call it, and wait for each other. It also serves as a barrier: the value
+        is then a mere label.
         """
         if self.size == 1:
             return [value]
+        # Collectives send tensors: the JSON's bytes.
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([len(text)]))
@@ -88,14 +89,15 @@ class World:
         ]
 
     def leader_first(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`: done by the first process, then by the first of each other
-        machine, then by all others.
+        """Return the result of `work`, which every process calls: the first one before all others,
+        then the first of each other machine, then the rest.
 
-        A file that `work` leaves, such as prepared text, is thus made by one process a machine; the
-        others find it on their disk.
+        A file that `work` leaves, such as prepared text, is thus made by one process per machine;
+        the others find it on their disk. All processes must call this.
         """
         if self.store is None:
             return work()
+        # All processes make these calls in the same order, so a turn's number names one call.
         store, turn, machine = self.store, next(_turns), os.environ.get("GROUP_RANK", "0")
         first_key, machine_key = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
         if not self.first:
@@ -109,15 +111,15 @@ class World:
         return result
 
     def meet(self) -> None:
-        """Wait until all processes have called this, without a time limit.
-
-        Collectives give up after `SILENCE`.
+        """Wait until all processes have called this, up to two days; a collective operation would
+        give up after `SILENCE`.
 
         Raises:
             WakefulError: another process failed meanwhile.
         """
         if self.store is None:
             return
+        # All processes make these calls in the same order, so a turn's number names one call.
         store, key = self.store, f"wakeful/{next(_turns)}/met"
         store.add(key, 1)
 
@@ -131,15 +133,17 @@ class World:
     def check_same(self, value: Any, otherwise: str) -> None:
         """Raise `WakefulError(otherwise)` on all processes unless all have the same value.
 
-        All must call it; the value is what JSON can hold.
+        All must call it, with a value that JSON can hold.
         """
         digest = json_digest(value)
-        self.meet()  # for as long as it takes; `gather` would give up
+        self.meet()  # waits for slow processes, for which `gather` would give up
         if any(other_digest != digest for other_digest in self.gather(digest)):
             raise WakefulError(otherwise)
 
-    def speaks_of_failure(self) -> bool:
-        """Tell whether this process reports the failure: the first failed process that asks."""
+    def reports_failure(self) -> bool:
+        """Return True if this process is the first failed one that calls this: it alone prints the
+        error. The failure is recorded for the processes that wait.
+        """
         if self.store is None:
             return True
         try:
@@ -159,8 +163,9 @@ class _Terminated(KeyboardInterrupt):
 def join_processes() -> Iterator[World]:
     """Join the processes that torchrun started and leave them at the end; nested calls do nothing.
 
-    An error inside ends this process, and with it the others: at once on one machine, else within
-    `SILENCE`. Only the process that failed first raises it; the others exit with status 1.
+    Without torchrun, yield `ALONE`. An error inside ends this process, and with it the others: at
+    once on one machine, else within `SILENCE`. Only the process that failed first raises it; the
+    others exit with status 1.
 
     Raises:
         WakefulError: torchrun's environment is incomplete, or another process was lost.
@@ -180,8 +185,8 @@ def join_processes() -> Iterator[World]:
         # When one process ends, torchrun sends the others SIGTERM: it must not cut off a message.
         final_handler = signal.SIG_IGN
         set_signal_handler(signal.SIGTERM, final_handler)
-        if not world.speaks_of_failure():
-            time.sleep(_LET_IT_SPEAK)  # the process that does would end with this one
+        if not world.reports_failure():
+            time.sleep(_SECONDS_FOR_MESSAGE)  # until the process that reports it has done so
             sys.exit(1)
         if is_lost(error):
             raise WakefulError(lost_message(_AGAIN)) from error
@@ -236,9 +241,11 @@ def end_process(status: int) -> NoReturn:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Tell whether an error says that another process does not answer."""
+    """Return whether an error, by its type or its message, says that another process does not
+    answer.
+    """
     return isinstance(error, dist.DistError) or (
-        type(error) is RuntimeError and any(sign in str(error) for sign in _DEAD_PEER)
+        type(error) is RuntimeError and any(text in str(error) for text in _LOST_PEER_MESSAGES)
     )
 
 
@@ -251,7 +258,11 @@ def lost_message(cure: str) -> str:
 
 
 def _init_world() -> World:
-    """Join torchrun's process group and return this process's ranks."""
+    """Join torchrun's process group and return this process's place in it.
+
+    Raises:
+        WakefulError: torchrun's environment is incomplete, or the others cannot be reached.
+    """
     rank, size = started_as()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
@@ -269,28 +280,28 @@ def _init_world() -> World:
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """Ask for a condition until it holds, at growing intervals.
+    """Check a condition at growing intervals until it holds.
 
     Raises:
         WakefulError: it does not hold within two days: another process must be lost.
     """
-    # The store's own wait would hold back SIGTERM until it returns.
-    deadline, pause = time.monotonic() + _WORK_OF_ONE.total_seconds(), 0.001
+    # The store has a function that waits, but SIGTERM would have no effect until it returns.
+    deadline, pause = time.monotonic() + _LONGEST_WAIT.total_seconds(), 0.001
     while not condition():
         if time.monotonic() > deadline:
             raise WakefulError(lost_message(_AGAIN))
         time.sleep(pause)
-        pause = min(2 * pause, _BETWEEN_LOOKS)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def set_signal_handler(number: signal.Signals, handler: Any) -> Any:
     """Set a signal's handler and return the previous one.
 
-    Only the main thread can: in others nothing is set, and `handler` is returned.
+    Only the main thread can do so: in another one nothing is set, and `handler` is returned.
     """
     try:
         return signal.signal(number, handler)
-    except ValueError:
+    except ValueError:  # not the main thread
         return handler
 
 

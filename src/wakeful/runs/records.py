@@ -142,7 +142,7 @@ MetricsRow = TypeVar("MetricsRow", StepRow, ValidationRow)
 
 
 def data_facts(data: Data) -> DataFacts:
-    """Return the hashes of the text, its split and its tokenizer."""
+    """Return the sizes of the text, its split and its tokenizer, and the hashes that name them."""
     facts = {
         "source": data.info.get("source"),
         "corpus_sha256": data.corpus_sha256,
@@ -158,7 +158,9 @@ def data_facts(data: Data) -> DataFacts:
 
 
 def check_same_data(run: Run, data: Data) -> None:
-    """Raise `WakefulError` if the data is not that on which the run was begun, wherever it lies."""
+    """Raise `WakefulError` if the data is not that on which the run was begun; the folder in which
+    it lies may differ.
+    """
     if run.read(DataFacts, "data.json").anywhere != data_facts(data).anywhere:
         raise WakefulError(
             f"{run.path} was trained on other data than data.source gives now: the text, what is "
@@ -167,9 +169,11 @@ def check_same_data(run: Run, data: Data) -> None:
 
 
 def record(run: Run, row: StepRow | ValidationRow) -> dict[str, Any]:
-    """Append a row to its log without empty optional fields; return it as a table."""
+    """Append a row to its log, without optional fields that are None; return it as a table.
+
+    The losses on the parts of a mixture become entries of their own: loss_NAME.
+    """
     table = {"kind": row.kind, **to_table(row)}
-    # Rows of metrics are flat: the loss on a part of a mixture is a figure like any other.
     domains = table.pop("domains", None) or {}
     table |= {f"loss_{name}": loss for name, loss in domains.items()}
     for entry in dataclasses.fields(row):
@@ -181,7 +185,7 @@ def record(run: Run, row: StepRow | ValidationRow) -> dict[str, Any]:
 
 
 def logged_rows(run: Run, kind: type[MetricsRow]) -> list[MetricsRow]:
-    """Return the rows of one kind that a run has logged.
+    """Return the rows that a run has logged as `kind`, a dataclass, in the order of the log.
 
     Raises:
         WakefulError: a row lacks a figure.
@@ -192,8 +196,8 @@ def logged_rows(run: Run, kind: type[MetricsRow]) -> list[MetricsRow]:
 
 
 def check_step_rows(run: Run, *, done: bool = False) -> None:
-    """Raise `WakefulError` if a training step in metrics.jsonl lacks a figure, or if there is no
-    step although the run has taken its last one (`done`).
+    """Raise `WakefulError` if a training step in metrics.jsonl lacks a figure. With `done`, for a
+    run that has taken its last step, raise it also if there is no step.
     """
     steps = logged_rows(run, StepRow)
     if done and not steps:

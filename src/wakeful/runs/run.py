@@ -132,10 +132,13 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: str | Path, kind: str, fields: Mapping[str, Any]) -> Iterator["Run"]:
-        """Create a run directory that the context fills; it appears at `path` when it succeeds.
+        """Create a run directory, which the context fills under a temporary name; it is renamed to
+        `path` when the context ends without an error.
 
-        `fields` are further entries of run.json, which is written last: a folder without it is no
-        run. An existing path is refused, but for an empty folder, which it replaces.
+        run.json is written last, with `fields` as further entries: a folder without it is no run.
+
+        Raises:
+            WakefulError: `path` exists and is not an empty folder, or cannot be written.
         """
         final = cls(path)
         final.refuse_existing(kind)
@@ -158,7 +161,11 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open an existing run directory."""
+        """Open an existing run directory.
+
+        Raises:
+            WakefulError: it has no run.json, or one that is damaged or of another format version.
+        """
         run = cls(path)
         if run.header.format != RUN_FORMAT:
             raise WakefulError(
@@ -167,16 +174,18 @@ class Run:
         return run
 
     def make(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Create the folder with its run.json."""
+        """Create the run directory with nothing but its run.json."""
         with Run.create(self.path, kind, fields):
             pass
 
     def refuse_existing(self, kind: str) -> None:
-        """Raise `WakefulError` if the path of a new run of this kind exists and is not empty."""
+        """Raise `WakefulError` if the path of a new run of this kind exists, unless it is an empty
+        folder. If it holds a run that can be resumed, the message says so.
+        """
         with disk_errors(self.path):
             if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
                 return
-        existing_kind = ""
+        existing_kind = ""  # of a folder that holds no run
         with contextlib.suppress(WakefulError):
             existing_kind = self.header.kind
         can_resume = existing_kind == kind and kind in RESUMED
@@ -185,7 +194,7 @@ class Run:
 
     @property
     def header(self) -> Header:
-        """The contents of run.json."""
+        """The contents of run.json; raises `WakefulError` if it is missing or damaged."""
         # Unlike Path.is_file, os.path.isfile accepts a name that is too long.
         if not os.path.isfile(self.path / "run.json"):
             raise WakefulError(
@@ -216,7 +225,9 @@ class Run:
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
-        """Record that the run is running, and then that it is done, or stopped where it fails."""
+        """Record in run.json that the run is running, and at the context's end that it is done, or
+        stopped if an error ends the context.
+        """
         self.set_status("running")
         try:
             yield
@@ -231,15 +242,19 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; a second process is refused until it is released."""
+        """Hold the run for this process until the context ends.
+
+        Raises:
+            WakefulError: another process holds it, or a path that it writes to is a link.
+        """
         self._refuse_links()
         message = f"another process is working in {self.path}; wait for it or end it"
         with lock_file(self.path / ".lock", message):
             yield
 
     def _refuse_links(self) -> None:
-        """Raise `WakefulError` if a path that a run writes to is a symbolic link, by which a file
-        elsewhere would be changed, or a device or pipe.
+        """Raise `WakefulError` if a path that a run writes to is a device, a pipe or a symbolic
+        link: writing through a link would change a file elsewhere.
         """
         for name in (".lock", *LOGS, "checkpoints", "tensorboard", "wandb", "jobs"):
             refuse_link(self.path / name)
@@ -250,15 +265,16 @@ class Run:
                 refuse_link(entry)
 
     def append(self, *rows: Mapping[str, Any], log: str = "metrics.jsonl") -> None:
-        """Add rows to a file that grows by them."""
+        """Append rows, each as a line of JSON, to a log of the run."""
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         with disk_errors(self.path), (self.path / log).open("a") as file:
             file.write(lines)
 
     def trajectories(self) -> pl.DataFrame:
-        """Return each layer's and head's figures at each diagnosis, with `[train.diagnose] heads`.
+        """Return the figures of layers and heads that a training run logged at each diagnosis.
 
-        The columns are `TRAJECTORIES`; a run that did not log it has no rows.
+        The table has the columns `TRAJECTORIES`. It is empty if the run did not log them, which
+        [train.diagnose] heads asks for.
 
         Raises:
             WakefulError: a row is damaged.
@@ -271,7 +287,8 @@ class Run:
         return frame
 
     def metrics(self, log: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """Return the rows of a JSON Lines file, without a last line cut off by a crash.
+        """Return the rows of a JSON Lines file; none if there is no file. A last line that a crash
+        has cut off is left out.
 
         Raises:
             WakefulError: another line is not a row with a kind and a step.
@@ -279,7 +296,7 @@ class Run:
         path = self.path / log
         if not path.is_file():
             return []
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n")  # the last one is empty, unless it was cut off
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -292,7 +309,8 @@ class Run:
         return rows
 
     def logged(self, columns: Columns | None = None, log: str = "metrics.jsonl") -> pl.DataFrame:
-        """Return the rows of `metrics` as a table, of `columns` alone if they are given.
+        """Return the rows that `metrics` reads from a log as a table; of `columns` alone if they
+        are given.
 
         Raises:
             WakefulError: a field's values have several types, or not its column's.
@@ -309,8 +327,9 @@ class Run:
             ) from None
 
     def drop_metrics_after(self, last_step: int, *, end: int) -> None:
-        """Drop the rows that a resumed run writes again: those after `last_step`, and the
-        validation at `end`, the run's last step, which a run killed while finishing has left.
+        """Drop from all logs the rows that a resumed run writes again: those after `last_step`, and
+        the validation at `end`, the run's last step. That one is left by a run that was killed
+        while it finished.
         """
         for log in LOGS:
             if (self.path / log).is_file():
@@ -327,7 +346,7 @@ class Run:
         return read_record(kind, self.path / name)
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a JSON file of the run, a table or a dataclass, whole or not at all."""
+        """Write a table or a dataclass as a JSON file of the run, whole or not at all."""
         self.write_text(name, json.dumps(to_table(value), indent=2, allow_nan=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
@@ -353,11 +372,11 @@ def read_json(path: Path) -> dict[str, Any]:
         WakefulError: it is missing, not a file, not a JSON object, or has a number that is not
             finite.
     """
-    if path.exists() and not _is_plain(path):  # a pipe would be waited for
+    if path.exists() and not _is_plain(path):  # reading a pipe could wait forever
         raise WakefulError(f"{path} is not a file")
     try:
         value = json.loads(path.read_text("utf-8"))
-        # Half a surrogate pair is not text, and NaN not a number.
+        # Refuse half a surrogate pair, which is no text, and NaN and infinity.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except FileNotFoundError:
         raise WakefulError(f"{path} is missing; is the run finished?") from None
@@ -396,8 +415,10 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
                 f"{path} cannot be read: it has {num_rows:,} rows, and at most {_MOST_ROWS:,} are "
                 "read"
             )
-        present = {name: kind for name, kind in (optional or {}).items() if name in schema.names}
-        columns = {**columns, **present}
+        optional_columns = {
+            name: kind for name, kind in (optional or {}).items() if name in schema.names
+        }
+        columns = {**columns, **optional_columns}
         for name in columns:
             if name not in schema.names:
                 raise WakefulError(f"{path} has no column {name!r}")
@@ -412,7 +433,8 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
 
 
 def read_windows(path: Path) -> pl.DataFrame:
-    """Return the losses of validation windows, with the column `domain` too for a mixture.
+    """Return the losses of validation windows from a parquet file: a table with the columns
+    `VALIDATION`, and `domain` too for a mixture.
 
     Raises:
         WakefulError: there is no window, or one twice, or one without a finite loss or tokens.
@@ -420,10 +442,10 @@ def read_windows(path: Path) -> pl.DataFrame:
     frame = read_frame(path, VALIDATION, optional={"domain": pl.String})
     if frame.is_empty():
         raise WakefulError(f"{path} has no validation windows")
-    # A larger loss is finite, but not its square, which errors are computed from.
-    sound = pl.col("loss").is_finite() & (pl.col("loss").abs() < _LARGEST_LOSS)
-    good = frame.select(sound & (pl.col("tokens") > 0)).to_series()
-    if frame.null_count().sum_horizontal().item() or not good.all():
+    # Standard errors need the loss's square, which is not finite for a larger loss.
+    has_sound_loss = pl.col("loss").is_finite() & (pl.col("loss").abs() < _LARGEST_LOSS)
+    is_sound = frame.select(has_sound_loss & (pl.col("tokens") > 0)).to_series()
+    if frame.null_count().sum_horizontal().item() or not is_sound.all():
         raise WakefulError(f"{path}: a validation window has no finite loss or no tokens")
     if frame["window"].is_duplicated().any():
         raise WakefulError(f"{path} has a validation window twice")
@@ -468,7 +490,9 @@ def _is_plain(path: Path) -> bool:
 
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; what is written there replaces `path` at the end."""
+    """Yield a temporary path; the file that the context writes there replaces `path` at the end.
+    If the context fails, `path` stays as it was.
+    """
     temporary = temporary_path_beside(path.absolute())
     try:
         with disk_errors(path):
@@ -483,10 +507,11 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 def save_tensors(
     tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file, with `metadata` in its header, and the permissions that the user's
-    umask gives any other file.
+    """Write a safetensors file, with `metadata` in its header.
 
-    The library moves a private temporary file into place, which only its owner may read.
+    The file gets the permissions of an ordinary file, those that the user's umask gives; the
+    library would leave it readable by its owner alone. Weights that stay in a file (`Paged`) give
+    back the memory that reading them took.
     """
     is_new = not path.exists()
     path.touch()  # an ordinary file, to learn the permissions from
@@ -495,16 +520,16 @@ def save_tensors(
         path.unlink()
     save_file(_separate_tensors(tensors), path, metadata)
     for tensor in tensors.values():
-        if isinstance(tensor, Paged):  # a weight that stays in its file: give back the memory
+        if isinstance(tensor, Paged):
             release_pages(tensor.stored)
     path.chmod(mode)
 
 
 def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as ordinary ones, copied where they share memory with an earlier one:
-    safetensors refuses to write shared memory.
+    """Return the tensors as plain contiguous ones that share no memory, which safetensors refuses
+    to write: a tensor that overlaps an earlier one is copied.
     """
-    tensors_alone: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     # Addresses [begin, end) of the earlier tensors in each storage.
     spans_by_storage: dict[int, list[tuple[int, int]]] = {}
     for name, any_tensor in tensors.items():
@@ -512,18 +537,20 @@ def _separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         begin = tensor.data_ptr()
         end = begin + tensor.nbytes
         spans = spans_by_storage.setdefault(tensor.untyped_storage().data_ptr(), [])
-        shared = any(begin < other_end and other_begin < end for other_begin, other_end in spans)
-        tensors_alone[name] = tensor.clone() if shared else tensor
+        overlaps = any(begin < other_end and other_begin < end for other_begin, other_end in spans)
+        separate[name] = tensor.clone() if overlaps else tensor
         spans.append((begin, end))
-    return tensors_alone
+    return separate
 
 
 @contextlib.contextmanager
 def lock_file(path: Path, message: str) -> Iterator[None]:
-    """Hold a lock on a file until the context or this process ends.
+    """Hold a lock on a file, which is created if it is missing, until the context or this process
+    ends. Where the system has no such locks, on Windows, nothing is locked.
 
     Raises:
-        WakefulError: another process holds it; the text is `message`.
+        WakefulError: another process holds the lock, with the text `message`; or the file cannot be
+            written.
     """
     with contextlib.ExitStack() as stack:
         with disk_errors(path.parent):
@@ -532,15 +559,18 @@ def lock_file(path: Path, message: str) -> Iterator[None]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:
-                    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                        raise  # not because another process has the lock
+                    held_by_another = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+                    if not held_by_another:
+                        raise
                     raise WakefulError(message) from None
         yield
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Raise `WakefulError` in place of the operating system's errors on writing `path`."""
+    """Raise `WakefulError` in place of the operating system's errors on writing `path`, also where
+    a library reports them in errors of its own. Other errors are raised as they are.
+    """
     try:
         yield
     except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
@@ -562,8 +592,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def _parse_metrics_row(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a JSON Lines file as a row; None unless it is a flat JSON object with a
-    `kind` (text) and a `step` (a whole number of 63 bits).
+    """Parse a line of a JSON Lines file into a row; return None unless it is a flat JSON object
+    with a `kind` (text) and a `step` (an integer from 0 to 2⁶³ − 1).
     """
     try:
         row = json.loads(line)
@@ -594,7 +624,7 @@ def environment(device: torch.device, processes: int = 1) -> Environment:
 
 
 def _processor_name() -> str:
-    """Return the processor's name: Linux has it in a file, other systems have it from Python."""
+    """Return the processor's name: on Linux from a file, elsewhere from Python."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
