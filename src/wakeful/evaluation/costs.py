@@ -34,12 +34,13 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
 
 
 def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress) -> list[Score]:
-    """Return the model's size, and its speed after prompts of these lengths.
+    """Return scores of the model's size, and of its speed after prompts of these lengths.
 
     Size: parameters, megabytes of weights in memory, kilobytes of cache per token at the longest
     prompt. Speed, of one sequence: tokens per second of the prompt until the first new token
-    (prefill) and of greedy tokens after it (decode), over `ROUNDS` rounds after an unmeasured one;
-    the error is over rounds. Cache and speed depend on the implementation, `OURS` or `THEIRS`.
+    (prefill), and of the greedy tokens after it (decode). It is measured in `ROUNDS` rounds, after
+    one that is not measured; the error is over rounds. Cache and speed depend on the
+    implementation, `OURS` or `THEIRS`. `progress` is called with the rounds done and `ROUNDS`.
 
     Raises:
         WakefulError: a length that does not fit into the model's context.
@@ -69,7 +70,7 @@ def measure_costs(model: Model, lengths: Sequence[int], *, progress: OnProgress)
 
 
 def _speed_score(model: Model, metric: str, num_tokens: int, seconds: Sequence[float]) -> Score:
-    """Return a speed as a score: `num_tokens` in each round, over the seconds of the rounds."""
+    """Return a speed as a score whose examples are the rounds: `num_tokens` / `seconds` of each."""
     return Score(
         model=model.name, task="speed", metric=metric,
         keys=tuple(f"round {index}" for index in range(len(seconds))),
@@ -79,12 +80,14 @@ def _speed_score(model: Model, metric: str, num_tokens: int, seconds: Sequence[f
 
 
 def code_of(module: nn.Module) -> str:
-    """Return whose code runs a module; our class for Transformers holds our decoder."""
+    """Return the implementation that runs a module: `OURS` if the module is or holds our decoder,
+    as our class for Transformers does, else `THEIRS`.
+    """
     return OURS if any(isinstance(part, Decoder) for part in module.modules()) else THEIRS
 
 
 def _random_prompt(model: Model, length: int) -> list[int]:
-    """Return random token ids, equal for models with vocabularies of 1,000 or more.
+    """Return `length` random token ids, the same for all models with 1,000 tokens or more.
 
     Which tokens they are does not change the time.
     """
@@ -95,8 +98,8 @@ def _random_prompt(model: Model, length: int) -> list[int]:
 
 
 def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
-    """Generate `DECODED_TOKENS` and one token more, and return the seconds to the first token, and
-    from it to the last.
+    """Generate `DECODED_TOKENS` + 1 tokens greedily; return the seconds until the first of them,
+    and the seconds from there to the last.
     """
     tokens = model.generate_ids(prompt, num_tokens=DECODED_TOKENS + 1, temperature=0.0)
     start = time.perf_counter()
@@ -108,8 +111,8 @@ def _time_generation(model: Model, prompt: list[int]) -> tuple[float, float]:
 
 
 def _count_parameters(module: nn.Module) -> int:
-    """Return the number of parameters, among them the weights and biases of quantized layers, which
-    are buffers.
+    """Return the number of parameters, with the weights and biases of quantized layers, which are
+    buffers, counted as before quantization.
     """
     count = sum(parameter.numel() for parameter in module.parameters())
     for layer in module.modules():
@@ -120,8 +123,8 @@ def _count_parameters(module: nn.Module) -> int:
 
 
 def _measure_sizes(model: Model, length: int) -> list[Score]:
-    """Return the scores of a model's size: parameters, bytes of weights and, where it can be
-    measured, of the cache after a prompt of `length` tokens.
+    """Return the scores of a model's size: parameters in millions, weights in MB and, if it can be
+    measured, the cache after a prompt of `length` tokens in KB per token.
     """
     code = code_of(model.module)
     weight_bytes = held_bytes([*model.module.parameters(), *model.module.buffers()])
@@ -147,10 +150,10 @@ _HELD = ("keys", "values", "conv_states", "recurrent_states")
 @torch.inference_mode()
 def _cache_bytes(model: Model, length: int) -> int | None:
     """Return the bytes of the cache after a prompt of `length` tokens: keys, values and states of
-    linear attention; None where a layer's cache is of another kind.
+    linear attention. Return None if a layer's cache holds something else.
     """
     decoder = as_decoder(model.module)
-    if decoder is not None:
+    if decoder is not None:  # a cache of our decoder knows its size before anything is run
         return decoder.new_cache(1, length).num_bytes
     tokens = torch.tensor([_random_prompt(model, length)], device=model.device)
     cache = model.module(input_ids=tokens, use_cache=True)[CACHE]

@@ -76,14 +76,14 @@ def read_choices(path: str | Path) -> list[MultipleChoice]:
     """
     examples: list[MultipleChoice] = []
     for location, row in _read_rows(path):
-        answer_field = "label" if "goal" in row else "answer"  # PIQA's name for it, or ours
+        answer_field = "label" if "goal" in row else "answer"  # "goal" and "label" are PIQA's names
         context, choices = _read_question(row, location)
         if answer_field not in row:
             raise WakefulError(
                 f"{location}: no field {answer_field!r}, the number of the right choice"
             )
         answer = row[answer_field]
-        # A bool is an int too, but no number of a choice.
+        # `isinstance` would accept true and false, which are integers in Python.
         if type(answer) is not int or not 0 <= answer < len(choices):
             raise WakefulError(
                 f"{location}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
@@ -95,7 +95,7 @@ def read_choices(path: str | Path) -> list[MultipleChoice]:
 def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, ...]]:
     """Return a row's context, as the model reads it, and its choices.
 
-    A row has PIQA's fields goal, sol1 and sol2, or choices with a question, or with a context that
+    A row has PIQA's fields goal, sol1 and sol2, or choices and either a question or a context that
     a choice continues. `location` names the file and line in errors.
 
     Raises:
@@ -124,7 +124,9 @@ def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, 
 
 
 def _read_field(row: dict[str, Any], name: str, location: str) -> str:
-    """Return a text field of a row; raise `WakefulError` if it is missing, empty or no text."""
+    """Return the text in a row's field `name`; raise `WakefulError` if it is missing, blank or no
+    text.
+    """
     if name not in row:
         raise WakefulError(
             f"{location}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
@@ -140,7 +142,11 @@ def _check_examples_text(value: object, location: str, name: str) -> str:
 
 
 def _read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location, "file, line n", and the object of each line of a JSON Lines file."""
+    """Yield for each line of a JSON Lines file its location, "file, line n", and its JSON object.
+
+    Raises:
+        WakefulError: the file cannot be read or is empty, or a line is not a JSON object.
+    """
     with convert_os_errors(f"cannot read {path}"):
         rows = list(read_json_lines(Path(path)))
     if not rows:

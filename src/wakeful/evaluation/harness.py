@@ -55,17 +55,17 @@ class HarnessModel(_HFLM):
         batch_size: int = 4,
         progress: OnProgress = ignore_progress,
     ) -> None:
-        """Make lm-eval's adapter of a model.
+        """Wrap a model for lm-eval.
 
-        Texts run `batch_size` at a time, or one by one where padding would change a quantized
-        layer's scale. With `bos`, BOS stands before every context; `progress` is called with the
-        number of texts that were run.
+        Texts run `batch_size` at a time, or one by one if padding would change a quantized layer's
+        scale. With `bos`, BOS stands before every context. `progress` is called with the number of
+        texts that were run.
         """
         quantized = quantized_layers(loaded.module).values()
         padding_matters = any(layer.depends_on_padding for layer in quantized)
         model: Any = loaded.module
         decoder = as_decoder(loaded.module)
-        if decoder is not None:
+        if decoder is not None:  # ours, which HFLM cannot run
             model = as_transformers(decoder)
             model.generation_config.eos_token_id = sorted(loaded.ends)
         with quiet(), _keep_head_untied(model):
@@ -85,19 +85,19 @@ class HarnessModel(_HFLM):
         self._num_rows_run = 0
 
     def tok_encode(self, string: str, *_: object, **__: object) -> list[int]:
-        """Return a text's own tokens, without BOS or an end; lm-eval's other arguments are for
-        those.
+        """Return a text's own tokens. lm-eval's further arguments are ignored: they ask for special
+        tokens around the text or cut it, which `tok_batch_encode` does.
         """
         return self._loaded.encode_plain(string)
 
     def tok_batch_encode(
         self, strings: Sequence[str], *_: object, left_truncate_len: int, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Return the token ids of prompts, after BOS if it is on, padded on the left to one length,
-        and the mask of the tokens that are not padding.
+        """Return the token ids of prompts, padded on the left to one length, and a mask that is 0
+        at padding.
 
-        Of a prompt longer than `left_truncate_len` the end is kept; an empty one becomes the
-        model's BOS.
+        A prompt begins with BOS if that is on. Of one longer than `left_truncate_len` tokens only
+        the end is kept. An empty one becomes the model's BOS.
         """
         encoded = [[*self._bos_tokens, *self.tok_encode(text)] for text in strings]
         rows = [(row or [self.prefix_token_id])[-left_truncate_len:] for row in encoded]
@@ -112,8 +112,8 @@ class HarnessModel(_HFLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], *rest: Any, **named: Any
     ) -> list[tuple[float, bool]]:
-        """Return each answer's log-likelihood, and whether greedy decoding gives it, as lm-eval
-        computes them.
+        """Check each request, (texts, context's tokens, answer's tokens), and have lm-eval return
+        the answer's log-likelihood and whether greedy decoding gives the answer.
 
         Raises:
             WakefulError: an answer does not fit the model's context, or has no token before it.
@@ -131,13 +131,15 @@ class HarnessModel(_HFLM):
         with torch.inference_mode():
             logits = check_logits(logits_of(self._loaded.module, inps))
         self._num_rows_run += len(inps)
-        self._progress(self._num_rows_run, 0)  # lm-eval does not tell how many there will be
+        self._progress(self._num_rows_run, 0)  # 0: lm-eval does not tell how many there will be
         return logits
 
 
 @contextlib.contextmanager
 def _keep_head_untied(model: Any) -> Iterator[None]:
-    """Keep lm-eval from tying a head to the embedding: a checkpoint may hold a head of its own."""
+    """Keep `model.tie_weights`, which lm-eval calls, from tying the head to the embedding inside
+    the context: a checkpoint may hold a head of its own.
+    """
     model.tie_weights = lambda: None
     try:
         yield
@@ -146,7 +148,7 @@ def _keep_head_untied(model: Any) -> Iterator[None]:
 
 
 def _tokenizer_of(loaded: Model) -> PreTrainedTokenizerBase:
-    """Return a copy of a model's tokenizer as one of Transformers, which lm-eval may change."""
+    """Return a model's tokenizer as one of Transformers: a copy, because lm-eval may change it."""
     if isinstance(loaded.tokenizer, PreTrainedTokenizerBase):
         return copy.deepcopy(loaded.tokenizer)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,10 +157,11 @@ def _tokenizer_of(loaded: Model) -> PreTrainedTokenizerBase:
 
 
 def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list[Score]:
-    """Return the scores of the model called `name` on the first `limit` examples (0: all).
+    """Return the scores of the model called `name` on the first `limit` examples of each task (0:
+    all).
 
-    Groups that aggregate their tasks come first. A figure that is not a mean over examples, such as
-    a BLEU, is lm-eval's own and has no standard error here.
+    The scores of groups come first. A figure that is not a mean over examples, such as a BLEU, is
+    lm-eval's own and has no standard error here.
 
     Raises:
         WakefulError: lm-eval cannot run a task, or the model cannot score an example.
@@ -172,7 +175,7 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
         for (metric, filter_name), figure in _read_figures(results["results"][task]).items():
             rows = [sample for sample in samples if sample["filter"] == filter_name]
             higher_is_better = directions.get(metric)
-            if higher_is_better is None:  # the task does not say it
+            if higher_is_better is None:  # the task does not say it: judge by the metric's name
                 higher_is_better = metric not in _LOWER
             values, weights, keys = _example_values(metric, rows, figure)
             per_example = len(keys) == len(rows)  # otherwise the figure is lm-eval's own
@@ -197,14 +200,17 @@ def run_tasks(name: str, harness: LM, tasks: TaskSet, *, limit: int = 0) -> list
 
 
 def _metric_title(metric: str, filter_name: str) -> str:
-    """Return the title of a metric of lm-eval after one of its filters, "none" for none."""
+    """Return the title of a metric whose answers lm-eval passed through a filter; the filter "none"
+    is left out.
+    """
     return metric if filter_name == "none" else f"{metric} ({filter_name})"
 
 
 def _read_figures(metrics: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """Return lm-eval's figures of a task or group, by metric and filter.
+    """Return lm-eval's figures of a task or group, by (metric, filter).
 
-    `metrics` has them by "METRIC,FILTER", with standard errors and other facts beside them.
+    In `metrics` their keys are "METRIC,FILTER". Standard errors and other facts, which are there
+    too, are left out.
     """
     figures: dict[tuple[str, str], float] = {}
     for key, value in metrics.items():
@@ -218,10 +224,10 @@ def _read_figures(metrics: Mapping[str, Any]) -> dict[tuple[str, str], float]:
 def _example_values(
     metric: str, rows: Sequence[dict[str, Any]], figure: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return the values, weights and keys of examples such that Σ values / Σ weights, or e to it
-    for a perplexity, is lm-eval's own `figure`.
+    """Return the values, weights and keys of examples, such that Σ values / Σ weights is lm-eval's
+    own `figure`; of a perplexity, exp(Σ values / Σ weights).
 
-    If lm-eval computes it in another way, the figure stands alone: as one example "all".
+    If lm-eval computes the figure in another way, return it as the value of a single example "all".
     """
     pairs = [_value_and_weight(metric, row[metric]) for row in rows if metric in row]
     if len(pairs) == len(rows) > 0 and None not in pairs:
@@ -235,10 +241,11 @@ def _example_values(
 
 
 def _value_and_weight(metric: str, value: Any) -> tuple[float, float] | None:
-    """Return an example's value and weight from lm-eval's number or pair; None for anything else.
+    """Return an example's value and weight from lm-eval's number, of weight 1, or pair (number,
+    weight); None for anything else.
 
-    Of a perplexity and of bits per byte lm-eval has the log-likelihood: that becomes a loss in
-    nats, or in bits.
+    For a perplexity or bits per byte, lm-eval's number is a log-likelihood: the value is the loss,
+    in nats or in bits.
     """
     pair = value if isinstance(value, tuple | list) else (value, 1.0)
     if len(pair) != 2 or not all(isinstance(part, float | int | np.number) for part in pair):
@@ -281,8 +288,9 @@ def _group_scores(
 
 
 def _assign_to_groups(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
-    """Return the scores, with `part_of` set for tasks that were not requested by name and belong to
-    a group with a score of its own.
+    """Return copies of the scores in which `part_of` names the group that a task was run for.
+
+    It stays empty for a task that was requested by name, and for one whose group has no score.
     """
     scored_names = {score.task for score in scores}
     group_by_part: dict[str, str] = {}
@@ -292,7 +300,7 @@ def _assign_to_groups(scores: Sequence[Score], tasks: TaskSet) -> list[Score]:
         parts = {task.task_name for task in group.get_all_tasks()}
         parts |= {subgroup.name for subgroup in group.get_all_groups()}
         for part in parts - tasks.named:
-            group_by_part.setdefault(part, name)  # the first group that has it
+            group_by_part.setdefault(part, name)  # of several groups the first
     return [
         dataclasses.replace(score, part_of=group_by_part.get(score.task, "")) for score in scores
     ]

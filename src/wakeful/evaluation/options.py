@@ -88,13 +88,17 @@ class EvaluateOptions(ReadingOptions):
 
     @property
     def source(self) -> str:
-        """The one text to measure perplexity on; empty where something else is asked for."""
+        """The one text to measure perplexity on: the one named, else the default; "" if none is
+        named but something else is asked for, such as several texts or tasks.
+        """
         asks_for_more = self.asks or self.texts or self.speed
         return self.text or ("" if asks_for_more else DataConfig.source)
 
     @property
     def sources(self) -> dict[str, str]:
-        """The texts to measure perplexity on, by the names of their figures."""
+        """The texts to measure perplexity on, by the names that their scores get: "text" for a
+        single one, else their files' names.
+        """
         several = {Path(text).stem: text for text in self.texts}
         return {"text": self.source} if self.source else several
 

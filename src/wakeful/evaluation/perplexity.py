@@ -55,14 +55,16 @@ def measure_perplexity(
     `length` tokens.
 
     A window starts every `stride` tokens, and each token is counted in the first window that
-    predicts it. At most `num_sequences` windows are read, 0 for all. Bits per byte need a tokenizer
-    that knows each token's part of the text. A synthetic task is read by its validation windows; in
-    place of bits per byte it has its loss minus the task's entropy.
+    predicts it. At most `num_sequences` windows are read, 0 for all. With `bos` each window begins
+    with BOS. Bits per byte are left out if the tokenizer does not tell which part of the text a
+    token stands for. A synthetic task is read in its validation windows, which begin with BOS and
+    do not overlap: `stride` must be `length`. In place of bits per byte it has its loss minus the
+    task's entropy.
 
     Raises:
-        WakefulError: a text of fewer than 2 tokens, a window past the model's context, a stride
-            above the length, no BOS where one is asked for, or a model whose likelihoods mean
-            nothing.
+        WakefulError: the text has fewer than 2 tokens, a window exceeds the model's context,
+            `stride` exceeds `length`, the model has no BOS although `bos` is set, or its
+            likelihoods mean nothing.
     """
     check_likelihoods(loaded.name, loaded.module)
     check_readable_length(loaded, length, bos=bos)
@@ -89,9 +91,10 @@ def measure_perplexity(
 
 @torch.inference_mode()
 def _negative_log_likelihoods(loaded: Model, batch: list[Window]) -> np.ndarray:
-    """Return each window's loss in nats, summed over its counted targets.
+    """Return each window's loss in nats, summed over its counted targets: float64 (windows,).
 
-    Only neighbors of equal length run together: padding would change a quantized layer's scale.
+    Neighboring windows of equal length run together. None is padded: padding would change a
+    quantized layer's scale.
     """
     losses: list[np.ndarray] = []
     for _, group in itertools.groupby(batch, lambda window: len(window.inputs)):
@@ -117,8 +120,8 @@ def log_likelihoods(
     """Return log p(target | inputs up to it) in nats, as a float64 tensor on the CPU; 0 for a
     target of −100, which is not counted.
 
-    It is computed in float32, or float64 where the model is. Rows may be padded at their end with
-    any token, which no causal model's earlier positions see.
+    It is computed in float32, or in float64 for a model in float64. Rows may be padded at their end
+    with any token: a causal model's earlier positions do not see it.
 
     Raises:
         WakefulError: a logit is NaN or infinite.
@@ -126,7 +129,7 @@ def log_likelihoods(
     likelihoods = torch.zeros(targets.shape, dtype=torch.float64)
     states, head = states_of(model, inputs)
     if isinstance(head, QuantizedLinear) and head.depends_on_padding:
-        # Its scale is that of all positions: the head cannot be run on some of them at a time.
+        # Its scale depends on all positions, so run the head on all of them at once.
         states, head = head(states), nn.Identity()
     states, flat_targets = states.flatten(0, 1), targets.flatten()
     for positions in (flat_targets != IGNORED).nonzero().flatten().split(_ROWS):

@@ -53,11 +53,11 @@ def evaluation_report(
     sources: Sequence[str] = (),
     reading: str = "",
 ) -> Report:
-    """Return the report of models' scores.
+    """Return the report of models' scores: figures, charts if there are several models, and the
+    next command to run.
 
-    `method` holds the rows of the section on how it was measured. `sources` are the names by which
-    models were loaded and `reading` the flags by which the text was read: the suggested command
-    repeats them.
+    `method` says how it was measured, by topic. `sources` are the names by which models were
+    loaded, and `reading` the flags by which the text was read: the suggested command repeats them.
     """
     names = list(dict.fromkeys(score.model for score in scores))
     measures = _group_by_measure(scores)
@@ -66,7 +66,7 @@ def evaluation_report(
          *(_score_cell(by_model.get(name), by_model.get(names[0])) for name in names)]
         for measure, by_model in measures.items()
     ]  # fmt: skip
-    has_differences = any(cell.under for row in rows for cell in row[1:])
+    has_differences = any(cell.under for row in rows for cell in row[1:])  # without the titles
     table = Table(["measure", *names], rows, "Figures", colored=True)
     difference_note = pairing_note = ""
     if has_differences:
@@ -101,6 +101,7 @@ ScoreByModel = Mapping[str, Score]
 
 
 def _describe_direction(by_model: ScoreByModel) -> str:
+    """Return "higher is better" or "lower is better" for a measure."""
     higher = any(score.higher_is_better for score in by_model.values())
     return f"{'higher' if higher else 'lower'} is better"
 
@@ -117,8 +118,11 @@ def _format_score(score: Score) -> str:
 
 
 def _score_cell(score: Score | None, first: Score | None) -> Cell:
-    """Return a score and, below it, its paired difference from the first model's, or for a cost
-    their ratio; a dash for a model without this score.
+    """Return the table's cell for a score: its figure and, below it, the paired difference from the
+    score of the first model. Below a cost is the ratio of the two instead.
+
+    `score` is None for a model without this score: the cell is a dash. Nothing is below the first
+    model's own score, or one on other examples.
     """
     if score is None:
         return Cell("–")
@@ -133,20 +137,22 @@ def _score_cell(score: Score | None, first: Score | None) -> Cell:
     paired = paired_difference(score, first)
     if paired is None:  # measured on other examples
         return Cell(value)
-    unit = " nats" if score.exponential else ""
-    return Cell(value, under=[format_interval(*paired, len(score.keys), "+") + unit])
+    difference, error = paired
+    unit = " nats" if score.exponential else ""  # perplexities differ by their losses
+    return Cell(value, under=[format_interval(difference, error, len(score.keys), "+") + unit])
 
 
 def _format_ratio(score: Score, first: Score, digits: int) -> str:
-    """Return a cost as a ratio to the first model's: with its standard error where it was measured
-    in several rounds, else with so many decimals.
+    """Format the ratio of a cost to that of the first model: with its standard error if both were
+    measured in several rounds, else with `digits` decimals.
     """
     ratio, error = score_ratio(score, first)
-    return f"{ratio:.{digits}f}" if math.isnan(error) else format_estimate(ratio, error)
+    has_no_error = math.isnan(error)  # such as a size, which is measured once
+    return f"{ratio:.{digits}f}" if has_no_error else format_estimate(ratio, error)
 
 
 def _group_by_measure(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
-    """Return the scores that are shown by title of the measure, then by model."""
+    """Return the scores that the report shows, as {title of the measure: {model: score}}."""
     measures: dict[str, dict[str, Score]] = {}
     for score in _visible(scores):
         measures.setdefault(score.title, {})[score.model] = score
@@ -158,9 +164,10 @@ def _visible(scores: Sequence[Score]) -> list[Score]:
 
 
 def _draw_intervals(by_model: ScoreByModel, names: Sequence[str]) -> Drawing | None:
-    """Draw every model's figure and its 95% confidence interval; None if no figure is finite.
+    """Draw the figure of every model and its 95% confidence interval; return None if no figure is
+    finite.
 
-    `names` are all models of the report, which have the same colors in every chart.
+    `names` are all models of the report: each has the same color and shape in every chart.
     """
     points: list[dict[str, Any]] = []
     for score in by_model.values():
@@ -169,7 +176,7 @@ def _draw_intervals(by_model: ScoreByModel, names: Sequence[str]) -> Drawing | N
             points.append({"model": score.model, "figure": score.figure, "low": low, "high": high})
     if not points:
         return None
-    # All ends may be None, which has no type.
+    # If all ends are None, polars cannot infer their type.
     frame = pl.DataFrame(points, schema_overrides={"low": pl.Float64, "high": pl.Float64})
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
@@ -181,8 +188,8 @@ def _draw_intervals(by_model: ScoreByModel, names: Sequence[str]) -> Drawing | N
 
 
 def score_headlines(scores: Sequence[Score]) -> list[str]:
-    """Return sentences on each model: where it is better or worse than the first, and its costs as
-    ratios to that one's. A single model's figures are listed.
+    """Return sentences that compare each model with the first: where it is better or worse, and its
+    costs as ratios. For a single model, return one sentence that lists its figures.
     """
     scores = _visible(scores)
     names = list(dict.fromkeys(score.model for score in scores))
@@ -196,12 +203,16 @@ def score_headlines(scores: Sequence[Score]) -> list[str]:
 
 
 def _compare_models(name: str, first_name: str, scores: Sequence[Score]) -> list[str]:
-    """Return sentences that compare a model with the first one, by the scores of both."""
-    first = {(score.task, score.metric): score for score in scores if score.model == first_name}
+    """Return sentences that compare the model `name` with the first one: its verdicts by measure,
+    the ratios of its costs, and a warning if two implementations were timed.
+    """
+    first_scores = {
+        (score.task, score.metric): score for score in scores if score.model == first_name
+    }
     titles_by_verdict: dict[str, list[str]] = {}
     ratios: list[str] = []
     for score in scores:
-        baseline = first.get((score.task, score.metric))
+        baseline = first_scores.get((score.task, score.metric))
         if score.model != name or baseline is None:
             continue
         if score.is_cost:
@@ -239,8 +250,8 @@ def _compare_with_baseline(score: Score, baseline: Score, scores: Sequence[Score
     """Return "better in", "worse in" or the like for a score, by the 95% interval of its paired
     difference from the baseline; "" if the two are of different examples.
 
-    Bits per byte and a loss over the task's own are compared by the perplexity of the same model
-    and text, which is looked up in `scores`: only that is paired.
+    Bits per byte and a loss over the task's own are perplexities in another unit: here the
+    perplexities of the two models on the same text, from `scores`, are compared in their place.
     """
     if score.metric in _OF_LOSSES:
         perplexities = {
@@ -263,8 +274,8 @@ def _compare_with_baseline(score: Score, baseline: Score, scores: Sequence[Score
 def evaluation_summary(
     names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return, for summary.json, every model's scores, the paired differences from the first model's
-    and the ratios of costs to the first model's. A number that is not finite is None.
+    """Return the entries of summary.json: every model's scores, their paired differences from those
+    of the first model, and for costs the ratios instead. A number that is not finite is None.
 
     `names` holds each model's architecture, by the model's name.
     """
@@ -284,13 +295,14 @@ def evaluation_summary(
             })  # fmt: skip
             continue
         paired = paired_difference(score, baseline)
-        if paired is not None:
-            low, high = confidence_interval(*paired, len(score.keys))
+        if paired is not None:  # None: measured on other examples
+            difference, error = paired
+            low, high = confidence_interval(difference, error, len(score.keys))
             unit = {"unit": "nats per token"} if score.exponential else {}
             differences.append({
                 "model": score.model, "baseline": first, "task": score.task,
-                "metric": score.metric, "difference": finite_or_none(paired[0]),
-                "standard_error": finite_or_none(paired[1]), "low": finite_or_none(low),
+                "metric": score.metric, "difference": finite_or_none(difference),
+                "standard_error": finite_or_none(error), "low": finite_or_none(low),
                 "high": finite_or_none(high), **unit,
             })  # fmt: skip
     models = [
@@ -336,7 +348,8 @@ def method_of(
 ) -> dict[str, str]:
     """Return how the figures were measured, by topic, for a reader to judge and repeat them.
 
-    `timed` names the implementation that was timed.
+    `names` holds each model's architecture, by the model's name. `text` and `windows` describe what
+    was read, and `timed` names the implementation whose speed was measured.
     """
     method = {
         "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
@@ -384,12 +397,14 @@ def method_of(
 
 
 def _describe_task(source: str, task_scores: Sequence[Score]) -> str:
-    """Return a task's source, number of examples and few-shot setting, as text."""
+    """Return a task's source, number of examples and number of solved examples (shots) before each,
+    as text.
+    """
     largest = max(task_scores, key=lambda score: len(score.keys))
     parts = [source]
-    if largest.keys != ("all",):  # which stands for a figure without its examples
+    if largest.keys != ("all",):  # that is a figure whose examples are unknown
         parts.append(f"{len(largest.keys):,} examples")
-    if largest.shots is None:  # a group whose tasks differ in it
+    if largest.shots is None:  # a group of tasks with different numbers of shots
         parts.append("solved ones before each, as many as its task shows")
     elif largest.shots > 1:
         parts.append(f"{largest.shots} solved ones before each")

@@ -15,13 +15,14 @@ def read_tasks(
     completions: Sequence[Completion] = (),
     choices: Sequence[MultipleChoice] = (),
 ) -> TaskSet:
-    """Return the requested tasks: lm-eval's, and those of the user's own examples.
+    """Return the requested tasks: lm-eval's that `options` name, "lambada" of the user's
+    `completions`, and "choices" of the user's `choices`.
 
     Raises:
         WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
     """
     try:
-        from wakeful.evaluation import harness  # noqa: F401, PLC0415 - imports all that it needs
+        from wakeful.evaluation import harness  # noqa: F401, PLC0415 - fails now if lm-eval lacks a part
         from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks  # noqa: PLC0415 - only who asks needs lm-eval
     except ImportError as error:
         raise WakefulError(

@@ -53,7 +53,7 @@ def choices_task(examples: Sequence[MultipleChoice]) -> Task:
 
 
 def named_tasks(tasks: Sequence[str]) -> TaskSet:
-    """Return lm-eval's tasks of these names, TASK or TASK@SHOTS, with the parts of groups.
+    """Return lm-eval's tasks of these names, TASK or TASK@SHOTS; of a group all its tasks.
 
     A name without @ leaves the number of few-shot examples to the task.
 
@@ -82,7 +82,7 @@ def named_tasks(tasks: Sequence[str]) -> TaskSet:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        for title, task in loaded["tasks"].items():  # several of a group
+        for title, task in loaded["tasks"].items():  # a group has several
             task.set_fewshot_seed(_SEED)
             has_no_shots = task.get_config("num_fewshot") == 0
             if shots and has_no_shots:
@@ -98,7 +98,7 @@ def named_tasks(tasks: Sequence[str]) -> TaskSet:
                 )
         tasks_by_name |= loaded["tasks"]
         groups |= loaded.get("groups", {})
-        named.update([name] if name in groups else loaded["tasks"])
+        named.update([name] if name in groups else loaded["tasks"])  # a tag names its tasks
     return TaskSet(tasks_by_name, groups, frozenset(named))
 
 
@@ -126,8 +126,9 @@ def _local_task(
 ) -> Task:
     """Return an lm-eval task of examples in memory, all of which are for testing.
 
-    `metrics` maps a metric's name to its aggregation and whether higher is better; `fields` are
-    further ones of lm-eval's configuration, such as the function that returns an example's target.
+    `metrics` maps a metric's name to its aggregation and whether higher is better. `fields` are
+    further fields of lm-eval's configuration, such as the function that returns an example's
+    target.
     """
     rows = [dataclasses.asdict(example) for example in examples]
     with quiet():

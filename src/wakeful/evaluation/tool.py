@@ -140,7 +140,7 @@ def evaluate(
 def _read_inputs(
     options: EvaluateOptions, show: Display
 ) -> tuple[dict[str, EvaluationData], TaskSet]:
-    """Return the texts, by the names of their figures, and the tasks to evaluate on.
+    """Return the texts and the tasks to evaluate on; a text's key is the task's name in its scores.
 
     All are read before a model is loaded, so that a missing or damaged file is found at once.
 
@@ -167,7 +167,8 @@ def _score_model(
     tasks: TaskSet,
     show: Display,
 ) -> list[Score]:
-    """Return a model's scores on the texts, by the names of their figures, and on the tasks.
+    """Return a model's scores on the texts and on the tasks. A text's key is the task's name in its
+    scores.
 
     Raises:
         WakefulError: the model gives no likelihoods, cannot be timed at the lengths that will be
@@ -175,7 +176,7 @@ def _score_model(
     """
     check_likelihoods(model.name, model.module)
     bos = model.starts_with_bos(options.bos)
-    if options.speed:  # refused before anything is measured
+    if options.speed:  # refuse a length now, before anything is measured
         check_lengths(model, options.speed)
     scores: list[Score] = []
     for name, data in texts.items():
@@ -205,8 +206,8 @@ def _score_model(
 
 
 def _is_ours(source: Source) -> bool:
-    """Tell, before it is loaded, whether our decoder will run a model: one in memory that has it,
-    or a run, an export or a GGUF file of this package.
+    """Return, before a model is loaded, whether our decoder will run it: a model in memory that
+    holds the decoder, or a run, an export or a GGUF file of this package.
     """
     if isinstance(source, Model | nn.Module):
         module = source.module if isinstance(source, Model) else source
@@ -223,11 +224,12 @@ def _score_costs(
     *,
     use_decoder: bool,
 ) -> list[Score]:
-    """Return a model's size and speed.
+    """Return a model's size and speed, and enter the implementation that was timed into `timed`, by
+    the model's name.
 
-    With `use_decoder`, a model of Transformers is timed as our decoder where that can represent it,
-    so that all models are timed with one implementation; `timed` collects the implementation by the
-    model's name.
+    With `use_decoder`, a model of Transformers is timed as our decoder, so that all models are
+    timed with one implementation. One that our decoder cannot represent is timed as it is; `timed`
+    and a note say why.
     """
     timed_model = model
     timed[model.name] = code_of(model.module)
