@@ -80,7 +80,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         raise OSError(28, "No space left on device")
 
     shutil.rmtree(stopped.checkpoints / "step-00000008")
-    target = {"tensors": "save_tensors", "state": "_entry", "sync": "_sync"}[where]
+    target = {"tensors": "save_tensors", "state": "to_table", "sync": "_flush_to_disk"}[where]
     monkeypatch.setattr(checkpoint, target, full)
     with pytest.raises(WakefulError, match="disk is full"):
         train_run(Config(), stopped.path, resume=True)

@@ -42,10 +42,12 @@ class Data:
         return [self]
 
     def batches(self, config: Config, *, rank: int = 0, world_size: int = 1) -> Batches:
-        """Return the training batches of one process, number `rank` of `world_size`.
+        """Return the training batches of one process, number `rank` of `world_size`. If
+        `data.max_tokens` is set, they hold only that many first tokens.
 
         Raises:
-            WakefulError: the tokens are too few, or the processes cannot share a batch.
+            WakefulError: the tokens are too few, the data have no first tokens, or the processes
+                cannot share a batch.
         """
         data, train = config.data, config.train
         return self.batches_type(
@@ -69,8 +71,7 @@ class Data:
     def first_tokens(self, config: DataConfig, length: int) -> Tokens:
         """Return the first `config.max_tokens` training tokens, enough for a sequence of `length`.
 
-        This method always raises `WakefulError`: a subclass whose tokens have a fixed order
-        overrides it.
+        This method always raises `WakefulError`: only the subclass for a single text overrides it.
         """
         raise WakefulError(
             f"data.max_tokens = {config.max_tokens} is for one text: {config.source!r} has no "

@@ -37,8 +37,9 @@ class Encoder:
     """
 
     def __init__(self, description: str, special: Iterable[str] = ()) -> None:
-        """Read a tokenizer.json. Texts are never encoded to a token that it marks as special, or to
-        one whose spelling is in `special`.
+        """Build the tokenizer from `description`, the text of a tokenizer.json.
+
+        No text is encoded to a token that it marks as special, or to one spelled in `special`.
 
         Raises:
             WakefulError: the tokenizer is damaged, or can make a text many times as long.
@@ -141,7 +142,7 @@ def split_into_pieces(text: str) -> Iterator[str]:
     while len(text) - start > PIECE_CHARACTERS:
         end = start + PIECE_CHARACTERS
         # Go on to a space or newline after a visible character.
-        while end < len(text) and not (text[end] in " \n" and not text[end - 1].isspace()):
+        while end < len(text) and (text[end] not in " \n" or text[end - 1].isspace()):
             end += 1
         yield text[start:end]
         start = end
@@ -191,7 +192,7 @@ def _hide_special_tokens(table: dict[str, Any], special: Iterable[str]) -> dict[
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         vocabulary = {new_names.get(token, token): number for token, number in vocabulary.items()}
-    else:
+    else:  # of a Unigram model
         vocabulary = [[new_names.get(token, token), score] for token, score in vocabulary]
     changes: dict[str, Any] = {"vocab": vocabulary}
     if model.get("unk_token") in names:

@@ -187,7 +187,7 @@ class MixedBatches(Batches):
             in_block = blocks == block
             permutation = Permutation(BLOCK, derive_key("mixture", self.seed, block))
             shuffled[in_block] = permutation(positions[in_block])
-        # Of the shuffled positions the first `_counts[0]` are the first domain's, and so on.
+        # Positions below `_counts[0]` are the first domain's, the next `_counts[1]` the second's …
         ends = np.cumsum(self._counts)
         domain_ids = np.searchsorted(ends, shuffled, side="right")
         position_in_domain = shuffled - (ends - self._counts)[domain_ids]

@@ -82,7 +82,7 @@ class Permutation:
     def __init__(self, size: int, seed: int) -> None:
         """Define the permutation of range(`size`) that belongs to `seed`; `size` is 1 to 2⁶²."""
         self.size = size
-        # The network permutes numbers of two equally long halves, at least as many as `size`.
+        # The network permutes the numbers of 2 · half_bits bits: at least `size` of them.
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         self._shift = np.uint64(half_bits)
         self._mask = np.uint64(2**half_bits - 1)

@@ -264,7 +264,8 @@ def reopen_data(config: DataConfig) -> Data | None:
     """Open the data of `config.source` if it names a prepared folder, or a mixture in which every
     part is one; return None otherwise, as when a folder no longer exists.
     """
-    sources = [domain.source for domain in mixture_of(config.source) or ()] or [config.source]
+    domains = mixture_of(config.source)
+    sources = [config.source] if domains is None else [domain.source for domain in domains]
     return load_data(config) if all(map(open_prepared, sources)) else None
 
 
@@ -320,7 +321,7 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
     """Raise `WakefulError` where the folder to write lies inside a folder that is read as text."""
     for single in single_sources(source):
         path = expand_home(single)
-        # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
+        # `Path.is_dir` would raise for a source that is too long for a path, such as a mixture.
         if os.path.isdir(path) and folder.resolve().is_relative_to(path.resolve()):
             raise WakefulError(
                 f"{folder} lies inside its source {single}, and would be read as text the next "

@@ -144,7 +144,7 @@ def _list_files(source: str) -> list[tuple[str, Path]]:
     Raises:
         WakefulError: the source names no file, a folder may not be entered, or a path is too long.
     """
-    with convert_read_errors(source[:200]):
+    with convert_read_errors(source[:200]):  # the error quotes it: it may be too long for a path
         if not _is_stdlib(source):
             return _find_files(source)
         pattern = source.partition(":")[2] or "*"  # python-stdlib:PATTERN

@@ -98,7 +98,7 @@ class Spool:
         is_full = len(text) >= bytes_left
         if is_full:  # "ignore" drops a character that the cut goes through
             text = text[:bytes_left].decode("utf-8", "ignore").encode("utf-8")
-        if not text:  # no room even for the first character
+        if not text:  # an empty document, or no room for its first character
             return is_full
         self._starts.append(self._file.tell())
         self._lengths.append(len(text))
@@ -157,10 +157,10 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
     """Split documents so that about `fraction` of the text is for validation: whole documents,
     chosen by a hash of their text, and the ends of large documents.
 
-    A document is large if it is a tenth of the text or more, or the only one. If whole documents
-    then give validation less than half of `fraction` or more than twice, a document that is larger
-    than `fraction` of the text counts as large too. Texts shorter than `_SHORT` bytes and texts
-    with a copy are never cut. The side of a whole document depends only on its text and `seed`
+    A document is large if it is a tenth of the text or more, or the only one. If validation then
+    gets less than half or more than twice `fraction`, a document that is larger than `fraction` of
+    the text counts as large too. Texts shorter than `_SHORT` bytes and texts with a copy are never
+    cut, unless there is only one. The side of a whole document depends only on its text and `seed`
     (see `choose_held_out` for exceptions), so that copies stay together
     (`Spool.normalized_digests`) and further documents do not move earlier ones. If a document is
     cut, all are written again, as parts, to a new file at `scratch`.
@@ -237,8 +237,8 @@ def choose_held_out(
     documents.
 
     Each document's digest is hashed with the seed, and the documents with the lowest hashes are
-    held out: all below `fraction` of the range, then fewer or more until their bytes lie between
-    half and twice `fraction` of the text. `end_bytes` counts the bytes that are held out already:
+    held out: all below `fraction` · 2⁶⁴, then fewer or more until their bytes lie between half
+    and twice `fraction` of the text. `end_bytes` counts the bytes that are held out already:
     the ends of documents that are cut in two. If it is 0, at least one document is held out. At
     least one document always stays for training.
     """

@@ -154,7 +154,7 @@ class Tokenizer:
         companion_files = read_companion_files(file.parent)
         with wrap_errors(f"{file} is not a tokenizer.json", "; fetch it again"):
             text = file.read_text("utf-8")
-            _check_ids(file, json.loads(text))
+            _check_ids(file, json.loads(text))  # before the library takes memory for them
             inner = tokenizers.Tokenizer.from_str(text)
         default_end = END_OF_TEXT if require_end else None
         end_of_text = _named_special_token(companion_files, "eos_token") or default_end

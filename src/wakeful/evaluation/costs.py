@@ -92,8 +92,9 @@ def _random_prompt(model: Model, length: int) -> list[int]:
     Which tokens they are does not change the time.
     """
     decoder = as_decoder(model.module)
-    table: Any = model.module.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore[reportCallIssue]
-    num_ids, generator = min(1000, table.num_embeddings), torch.Generator().manual_seed(0)
+    embedding: Any = model.module.get_input_embeddings() if decoder is None else decoder.embed  # pyright: ignore[reportCallIssue]
+    num_ids = min(1000, embedding.num_embeddings)
+    generator = torch.Generator().manual_seed(0)
     return torch.randint(num_ids, (length,), generator=generator).tolist()
 
 

@@ -132,6 +132,7 @@ def log_likelihoods(
         # Its scale depends on all positions, so run the head on all of them at once.
         states, head = head(states), nn.Identity()
     states, flat_targets = states.flatten(0, 1), targets.flatten()
+    # `_ROWS` positions at a time, because a position's logits span the whole vocabulary.
     for positions in (flat_targets != IGNORED).nonzero().flatten().split(_ROWS):
         logits = widened(check_logits(head(states[positions])))
         target_logits = logits.gather(1, flat_targets[positions, None])[:, 0]

@@ -223,7 +223,7 @@ def _compare_models(name: str, first_name: str, scores: Sequence[Score]) -> list
         if verdict:
             titles_by_verdict.setdefault(verdict, []).append(score.title)
     sentences: list[str] = []
-    if not all(score.is_cost for score in scores):
+    if not all(score.is_cost for score in scores):  # with costs alone there are no verdicts
         clauses = [f"{verdict} {listed(titles)}" for verdict, titles in titles_by_verdict.items()]
         clauses = clauses or ["not measured on the same examples"]
         sentences.append(f"Against {first_name}, {name} is {'; '.join(clauses)}.")

@@ -84,12 +84,12 @@ def named_tasks(tasks: Sequence[str]) -> TaskSet:
             ) from error
         for title, task in loaded["tasks"].items():  # a group has several
             task.set_fewshot_seed(_SEED)
-            has_no_shots = task.get_config("num_fewshot") == 0
-            if shots and has_no_shots:
+            is_zero_shot = task.get_config("num_fewshot") == 0
+            if shots and is_zero_shot:
                 raise WakefulError(
                     f"task {title} is defined without few-shot examples; name it without @{shots}"
                 )
-            if shots is not None and not has_no_shots:
+            if shots is not None and not is_zero_shot:
                 task.set_config(key="num_fewshot", value=shots)
             if title in tasks_by_name and _shots(tasks_by_name[title]) != _shots(task):
                 raise WakefulError(

@@ -140,7 +140,7 @@ def evaluate(
 def _read_inputs(
     options: EvaluateOptions, show: Display
 ) -> tuple[dict[str, EvaluationData], TaskSet]:
-    """Return the texts and the tasks to evaluate on; a text's key is the task's name in its scores.
+    """Return the texts and the tasks to evaluate on. A text's key becomes the `task` of its scores.
 
     All are read before a model is loaded, so that a missing or damaged file is found at once.
 
@@ -167,7 +167,7 @@ def _score_model(
     tasks: TaskSet,
     show: Display,
 ) -> list[Score]:
-    """Return a model's scores on the texts and on the tasks. A text's key is the task's name in its
+    """Return a model's scores on the texts and on the tasks. A text's key becomes the `task` of its
     scores.
 
     Raises:

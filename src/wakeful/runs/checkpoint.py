@@ -145,11 +145,11 @@ def _write_files(
             (part / "manifest.json").write_text(json.dumps(to_table(manifest), indent=2))
             paths = [part / name for name in (*_FILES, "manifest.json")]
             for path in [*paths, part]:
-                _sync(path)
+                _flush_to_disk(path)
             if final.exists():
                 shutil.rmtree(final)
             part.rename(final)
-            _sync(final.parent)
+            _flush_to_disk(final.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -359,13 +359,15 @@ def verify_checkpoint(path: Path, *, digests: bool = True) -> None:
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, a tied tensor under its first name."""
-    first: dict[int, tuple[str, Tensor]] = {}
+    entry_by_id: dict[int, tuple[str, Tensor]] = {}
+    # With keep_vars a tied tensor is one object under each of its names.
     for name, tensor in model.state_dict(keep_vars=True).items():
-        first.setdefault(id(tensor), (name, tensor))
-    return {name: tensor.detach() for name, tensor in first.values()}
+        entry_by_id.setdefault(id(tensor), (name, tensor))
+    return {name: tensor.detach() for name, tensor in entry_by_id.values()}
 
 
-def _sync(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, are on the disk."""
     with contextlib.ExitStack() as stack:
         descriptor = os.open(path, os.O_RDONLY)
         stack.callback(os.close, descriptor)

@@ -99,7 +99,8 @@ class World:
             return work()
         # All processes make these calls in the same order, so a turn's number names one call.
         store, turn, machine = self.store, next(_turns), os.environ.get("GROUP_RANK", "0")
-        first_key, machine_key = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
+        # Keys that the first process, and the first of this machine, set when they are done.
+        first_key, machine_key = f"wakeful/{turn}/first", f"wakeful/{turn}/{machine}"
         if not self.first:
             awaited_key = first_key if self.local_rank == 0 else machine_key
             _wait_until(lambda: store.check([awaited_key]))

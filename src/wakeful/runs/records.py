@@ -50,7 +50,7 @@ class DataFacts:
         return f"{self.train_tokens:,}" if self.train_tokens else "endless"
 
     @property
-    def anywhere(self) -> "DataFacts":
+    def without_source(self) -> "DataFacts":
         """The facts that are the same wherever the text lies."""
         return dataclasses.replace(self, source="")
 
@@ -142,7 +142,9 @@ MetricsRow = TypeVar("MetricsRow", StepRow, ValidationRow)
 
 
 def data_facts(data: Data) -> DataFacts:
-    """Return the sizes of the text, its split and its tokenizer, and the hashes that name them."""
+    """Return the facts that tell a run's data from others: the source, numbers of tokens, and
+    hashes of the text, the splits and the tokenizer.
+    """
     facts = {
         "source": data.info.get("source"),
         "corpus_sha256": data.corpus_sha256,
@@ -161,7 +163,7 @@ def check_same_data(run: Run, data: Data) -> None:
     """Raise `WakefulError` if the data is not that on which the run was begun; the folder in which
     it lies may differ.
     """
-    if run.read(DataFacts, "data.json").anywhere != data_facts(data).anywhere:
+    if run.read(DataFacts, "data.json").without_source != data_facts(data).without_source:
         raise WakefulError(
             f"{run.path} was trained on other data than data.source gives now: the text, what is "
             "held out of it or the tokenizer has changed; restore it, or start a new run"

@@ -108,7 +108,7 @@ def _train_in_world(
     check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage))
     world.check_same(  # waits for machines that prepare the text themselves
-        to_table(data_facts(data).anywhere),
+        to_table(data_facts(data).without_source),
         "the processes read different data: give each machine the same files",
     )
     config = config if resume else _new_config(config, data, initial, show)

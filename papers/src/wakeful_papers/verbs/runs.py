@@ -248,7 +248,7 @@ def train_job(job: Job, seed: int, path: Path, display: DisplayFactory) -> None:
 
 def _check_text(run: TrainedRun, other: TrainedRun) -> None:
     """Raise `WakefulError` where runs that name the same text were trained on different ones."""
-    if run.data.anywhere != other.data.anywhere:
+    if run.data.without_source != other.data.without_source:
         raise WakefulError(
             f"{other.path} and {run.path} were trained on different texts, both called "
             f"{run.config.data.source!r}: remove the one whose text is gone, or keep the runs of "

@@ -36,6 +36,7 @@ class TaskStream(Tokens):
         the split.
         """
         seeds = mix64(np.asarray(starts).astype(np.uint64), self._key)
+        # For each number SplitMix64 adds _GOLDEN to its state, then mixes it.
         steps = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
         return self.task.draw_windows(mix64(seeds[:, None] + steps, _GOLDEN))
 
