@@ -135,8 +135,8 @@ def _dispatch(verb: str, rest: list[str]) -> None:
 
 
 def _discard_buffered_output() -> None:
-    """Discard the text that standard output has buffered, so that Python does not fail to write it
-    at exit: let the file descriptor of standard output lead to the null device.
+    """Redirect standard output to the null device, and with it the text that it has buffered: at
+    exit Python would fail again to write that text.
     """
     # Standard output may have no file descriptor.
     with contextlib.suppress(OSError, ValueError):
@@ -153,8 +153,8 @@ class _Terminated(KeyboardInterrupt):
 def _end_on_sigterm() -> Iterator[None]:
     """Raise `_Terminated` on SIGTERM inside the block, as Ctrl-C raises KeyboardInterrupt.
 
-    Nothing is changed in one of several processes of torchrun, which `join_processes` lets handle
-    SIGTERM, and in threads other than the main one.
+    The handler stays as it is in one of several processes of torchrun, where `join_processes` sets
+    its own, and in threads other than the main one, which cannot set any.
     """
 
     def raise_terminated(number: int, frame: object) -> None:
@@ -162,7 +162,7 @@ def _end_on_sigterm() -> Iterator[None]:
 
     is_only_process = os.environ.get("WORLD_SIZE", "1") == "1"
     is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_only_process or not is_main_thread:  # Python lets no other thread set a handler
+    if not is_only_process or not is_main_thread:
         yield
         return
     previous_handler = signal.signal(signal.SIGTERM, raise_terminated)

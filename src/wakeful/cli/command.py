@@ -254,7 +254,7 @@ def _format_default(option: Option) -> Any:
     shows none.
     """
     value = option.default
-    if value in ("", (), False) or value is dataclasses.MISSING:
+    if value in ("", (), False) or value is dataclasses.MISSING:  # 0 equals False
         return False
     if isinstance(value, tuple):
         format_item = repr if "" in value else str  # '' can be seen only in quotes

@@ -134,6 +134,7 @@ def train(arguments: list[str]) -> None:
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
     config = load_config(sources[0] if sources else {})
+    # The configuration's values are the defaults of the options.
     options = fill_options(TrainOptions, table, TrainOptions(**vars(config)))
     if not options.resume:
         result = wakeful.train(
@@ -161,7 +162,7 @@ def compare(arguments: list[str]) -> None:
         raise WakefulError("name one configuration with a [variants] table, or several")
     rows = read_rows(sources)
     base = next(iter(rows.variants.values()))
-    # The verb's own options; fields of the configuration are changed in every variant instead.
+    # Of these options only the verb's own are used: `changes` are made in every variant.
     options = fill_options(CompareOptions, table, CompareOptions(**vars(base)))
     changes = {key: value for key, value in table.items() if key in vars(base)}
     variants = change_rows(select_variants(rows.variants, options.only), changes)
@@ -225,6 +226,7 @@ def cure(arguments: list[str]) -> None:
     models, options = read_arguments("cure", arguments)
     options = choose_out("cure", [_single_model(models)], options)
     result = wakeful.cure(*models, options=options, display=progress_display)
+    # `stock` is the model type, by which Transformers loads the folder.
     print_line(f"cured model ({result.stock}): {options.out}")
     print_result(result, Path(options.out) / "report.html")
 
@@ -286,12 +288,13 @@ def export(arguments: list[str]) -> None:
             "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
             "MODEL DIR"
         )
-    kind = wakeful.export(paths[0], paths[1], display=progress_display, options=options)
+    model_type = wakeful.export(paths[0], paths[1], display=progress_display, options=options)
     if paths[1].endswith(".gguf"):
-        print_line(f"{kind}: {paths[1]}")
+        print_line(f"{model_type}: {paths[1]}")
         return
-    trust_argument = ", trust_remote_code=True" if kind == "wakeful" else ""
-    print_line(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{trust_argument})')
+    # A folder of the type "wakeful" holds the model's code, which Transformers must be told to run.
+    trust_argument = ", trust_remote_code=True" if model_type == "wakeful" else ""
+    print_line(f'{model_type}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{trust_argument})')
 
 
 def presets(arguments: list[str]) -> None:

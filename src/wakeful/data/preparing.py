@@ -66,12 +66,12 @@ def prepare(
     """Tokenize the text of `source` into a new `folder`; return its data.
 
     `options`, whose fields are keyword arguments too, decide how. A given `tokenizer` (or its path)
-    replaces the one that they name or train; one is trained on the training documents alone. For
-    validation are about `validation_fraction` of the documents (see `split_by_hash`, which takes
-    `seed`), or all documents of `validation_source`. Unless `keep_overlap` is set, validation
-    documents that overlap the training text are dropped; a `validation_source` that overlaps is
-    refused (see `drop_overlap`). `max_bytes` limits the text of `source`, in UTF-8. The folder is
-    built beside its place, with a copy of the text, and renamed when complete.
+    replaces the one that they name or train; a tokenizer is trained on the training documents
+    alone. About `validation_fraction` of the text is held out for validation (see `split_by_hash`,
+    which takes `seed`), or all documents of `validation_source` are. Unless `keep_overlap` is set,
+    validation documents that overlap the training text are dropped; a `validation_source` that
+    overlaps is refused (see `drop_overlap`). `max_bytes` limits the text of `source`, in UTF-8. A
+    temporary folder beside `folder`, with a copy of the text, is renamed to it when complete.
 
     Raises:
         WakefulError: the source cannot be read, an option is out of its range, a text is in both

@@ -114,7 +114,7 @@ def _read_question(row: dict[str, Any], location: str) -> tuple[str, tuple[str, 
     if not isinstance(listed, list) or len(listed) < 2:
         raise WakefulError(f"{location}: choices must be a list of at least two texts")
     choices = tuple(
-        _check_examples_text(choice, location, f"choices[{index}]")
+        _check_nonblank_text(choice, location, f"choices[{index}]")
         for index, choice in enumerate(listed)
     )
     context = _read_field(row, names[0], location)
@@ -131,10 +131,11 @@ def _read_field(row: dict[str, Any], name: str, location: str) -> str:
         raise WakefulError(
             f"{location}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
         )
-    return _check_examples_text(row[name], location, name)
+    return _check_nonblank_text(row[name], location, name)
 
 
-def _check_examples_text(value: object, location: str, name: str) -> str:
+def _check_nonblank_text(value: object, location: str, name: str) -> str:
+    """Return `value`, the field `name` of a row; raise `WakefulError` if it is blank or no text."""
     text = check_text(value, location, name)
     if not text.strip():
         raise WakefulError(f"{location}: field {name!r} is empty")

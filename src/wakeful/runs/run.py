@@ -117,6 +117,7 @@ class Environment:
         return f"{self.device_name}, {processes}{threads}"
 
     def __str__(self) -> str:
+        """Return the computer and the main versions as one line of text."""
         return (
             f"{self.computer}; torch {self.torch}, Transformers {self.transformers}, "
             f"wakeful {self.wakeful}"

@@ -23,6 +23,7 @@ class TaskStream(Tokens):
     end_of_text = BOS_ID
 
     def __init__(self, task: Backcopy, split: SplitName) -> None:
+        """Define the tokens of one split; those of the training split practically never end."""
         self.task = task
         self.vocab_size = len(task.characters) + 1
         self.num_tokens = ENDLESS if split == "train" else VALIDATION_TOKENS + 1
