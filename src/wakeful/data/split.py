@@ -154,8 +154,8 @@ class Split:
 
 
 def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) -> Split:
-    """Split documents so that about `fraction` of the text is for validation: whole documents,
-    chosen by a hash of their text, and the ends of large documents.
+    """Split the documents of `spool`, a temporary file, so that about `fraction` of the text is for
+    validation: whole documents, chosen by a hash of their text, and the ends of large documents.
 
     A document is large if it is a tenth of the text or more, or the only one. If validation then
     gets less than half or more than twice `fraction`, a document that is larger than `fraction` of
@@ -174,7 +174,7 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
     _, group_ids, group_sizes = np.unique(digests["low"], return_inverse=True, return_counts=True)
     has_no_copy = group_sizes[group_ids] == 1
     can_be_cut = has_no_copy & ((sizes >= _SHORT) | (len(spool) == 1))
-    is_cut = is_validation = np.zeros(len(spool), bool)
+    is_cut = is_validation = np.zeros(len(spool), bool)  # (documents,), set by the loop
     # First cut few documents; if that misses the fraction, cut more. Equal limits are tried once.
     for limit in dict.fromkeys((max(_LARGE, fraction), fraction)):
         is_cut = can_be_cut & (sizes >= limit * sizes.sum())
@@ -216,7 +216,8 @@ def _cut_documents(
     fraction: float,
     part_is_validation: list[bool],
 ) -> Iterator[Document]:
-    """Yield all documents, those marked in `is_cut` as two parts: training text, validation text.
+    """Yield all documents of `spool`; those marked in `is_cut` come as two parts, training text and
+    validation text.
 
     For each part that is yielded, append to `part_is_validation` whether it is for validation.
     """
@@ -263,8 +264,8 @@ def choose_held_out(
 
 
 def split_by_source(spool: Spool, validation: Spool) -> Split:
-    """Return a split whose training documents are those of `spool`, and whose validation documents
-    are those of another source.
+    """Return a split of two sources, each stored in a temporary file: the documents of `spool` are
+    for training, those of `validation` for validation.
 
     Raises:
         WakefulError: a text is in both sources, so that a loss on it would measure memorization.
