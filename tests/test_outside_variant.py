@@ -30,7 +30,7 @@ from wakeful.model.generate import generate_tokens
 from wakeful.model.initialize import initialize
 from wakeful.optim import OrthoAdam, decay_groups
 from wakeful.quantization.convert import quantize_module, quantized_layers
-from wakeful.training.cluster import JobResult, train_row
+from wakeful.training.cluster import JobResult, train_from_table
 from wakeful.training.loop import train_run
 from wakeful.variants import build
 from wakeful.variants.roles import role_of
@@ -157,7 +157,7 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     # A job of a comparison has the configuration that the user wrote.
     forget()
     table = config_to_table(tiny(text, **run("cut", 6)))
-    assert train_row(table, str(place / "cut")) == JobResult()
+    assert train_from_table(table, str(place / "cut")) == JobResult()
 
 
 @pytest.mark.slow

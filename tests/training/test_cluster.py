@@ -30,7 +30,7 @@ from wakeful.training.cluster import (
     cluster_of,
     distribute_work,
     run_work,
-    train_row,
+    train_from_table,
 )
 from wakeful.training.loop import train_run
 from wakeful.training.rows import train_variants
@@ -124,7 +124,7 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
 ) -> None:
     three = rows(text, tmp_path, 3)
     submitit = stand_in(monkeypatch, {str(three[0].folder): 1})
-    train_row(*three[2].call[1:])  # is there already
+    train_from_table(*three[2].call[1:])  # is there already
     notes = Notes()
     distribute_work(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
     assert all(row.done for row in three)
@@ -304,7 +304,7 @@ def test_a_row_says_what_was_wrong_with_it(text: Path, tmp_path: Path) -> None:
     table = config_to_table(tiny(text, train=SHORT))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
-    assert "exists" in train_row(table, str(tmp_path / "full")).fault
+    assert "exists" in train_from_table(table, str(tmp_path / "full")).fault
 
 
 @pytest.mark.slow

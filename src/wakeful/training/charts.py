@@ -27,29 +27,33 @@ _STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickM
 
 
 def drawn_variants(comparison: ComparedRuns) -> list[str]:
-    """Return the variants to draw over steps: all, or the baseline and those of the lowest loss
-    where there are too many for one chart.
+    """Return the variants to draw over steps, in their usual order.
+
+    If all are too many for one chart, they are the baseline and the variants of the lowest loss,
+    compared with the baseline's. Variants that share no seed with the baseline are left out then.
     """
     if len(comparison.variants) <= _MOST_CURVES:
         return list(comparison.variants)
-    gaps = {name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
-    paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
-    best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
+    differences = {
+        name: tables.paired_difference(comparison, name)[0] for name in comparison.variants[1:]
+    }
+    paired = [name for name, difference in differences.items() if not math.isnan(difference)]
+    best = sorted(paired, key=differences.__getitem__)[: _MOST_CURVES - 1]
     return [name for name in comparison.variants if name in {comparison.baseline, *best}]
 
 
 def relative_loss_chart(comparison: ComparedRuns) -> charts.Drawing | None:
     """Draw each variant's smoothed training loss minus the baseline's: below zero is better.
 
-    None where there is nothing to draw.
+    None if no drawn variant shares a seed with the baseline.
     """
     window = tables.smoothing_window(comparison)
     frame = tables.relative_training_loss(comparison, window)
     if frame.is_empty():
         return None
     variants = [name for name in drawn_variants(comparison) if name != comparison.baseline]
-    # From the first full window on: a mean of fewer steps is mostly of the first, large losses. If
-    # no run has come so far, its last step alone.
+    # Draw from the first full window on: a mean of fewer steps is mostly of the first, large
+    # losses. If no run is as long as a window, draw the last step alone.
     first_step = pl.col("step").max().clip(upper_bound=window)
     frame = frame.filter(pl.col("step") >= first_step, pl.col("variant").is_in(variants))
     if frame.is_empty():
@@ -72,8 +76,8 @@ def training_loss_chart(comparison: ComparedRuns) -> charts.Drawing:
 def metric_charts(comparison: ComparedRuns) -> list[Chart]:
     """Draw each logged metric of the heads over steps: a chart with a line for each variant.
 
-    A line is the mean over layers, heads and seeds, its band the 95% confidence interval, which one
-    seed does not have.
+    A line is the mean over layers, heads and seeds. Its band is the 95% confidence interval over
+    seeds; a variant with one seed has no band.
     """
     variants, curve_charts = drawn_variants(comparison), list[Chart]()
     table = tables.followed_figures(comparison).filter(pl.col("variant").is_in(variants))
@@ -84,9 +88,9 @@ def metric_charts(comparison: ComparedRuns) -> list[Chart]:
         half_width = pl.col("error") * pl.col("seeds").map_elements(
             lambda seeds: student_quantile(seeds - 1), return_dtype=pl.Float64
         )
-        error = pl.when(half_width.is_finite()).then(half_width)
+        reach = pl.when(half_width.is_finite()).then(half_width)  # null for one seed
         value = pl.col("value")
-        bands = frame.select("variant", "step", value, low=value - error, high=value + error)
+        bands = frame.select("variant", "step", value, low=value - reach, high=value + reach)
         y = alt.Y("value:Q", title=title)
         curve_charts.append(
             Chart(title, partial(_draw_curves, comparison, bands, y, ".4f", variants))
@@ -95,19 +99,23 @@ def metric_charts(comparison: ComparedRuns) -> list[Chart]:
 
 
 def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:
-    """Draw each variant's paired difference in final validation loss and its 95% interval, which is
-    left out where it is not finite; None without a difference.
+    """Draw each variant's final validation loss minus the baseline's, paired, with its 95%
+    interval.
+
+    An interval that is not finite is left out. None if no variant has a difference.
     """
-    difference = pl.col("difference")
-    low, high = (
-        pl.when(pl.col(f"difference_{end}").is_finite()).then(f"difference_{end}")
-        for end in ("low", "high")
+    difference, low, high = (
+        pl.col(column) for column in ("difference", "difference_low", "difference_high")
     )
     frame = tables.summary_table(comparison).filter(
         pl.col("variant") != comparison.baseline, difference.is_finite()
-    ).select("variant", difference, low=low, high=high)  # fmt: skip
+    )
     if frame.is_empty():
         return None
+    intervals = frame.select(
+        "variant", difference,
+        low=pl.when(low.is_finite()).then(low), high=pl.when(high.is_finite()).then(high),
+    )  # fmt: skip
     title = f"final validation loss minus {comparison.baseline} (nats)"
     x = alt.X("difference:Q", title=title, axis=alt.Axis(tickCount=8))
     tooltip = [
@@ -116,7 +124,7 @@ def difference_chart(comparison: ComparedRuns) -> charts.Drawing | None:
         charts.tip("high", "+.4f", title="to"),
     ]
     return charts.draw_intervals(
-        frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
+        intervals, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
         under=[charts.line_at("x", 0.0, "zero")],
     )  # fmt: skip
 
@@ -125,10 +133,10 @@ def _draw_curves(
     comparison: ComparedRuns, frame: pl.DataFrame, y: alt.Y, style: str, variants: Sequence[str],
     under: Sequence[alt.Chart] = (),
 ) -> charts.Drawing:  # fmt: skip
-    """Draw the column `value` of a frame over its steps, a line for each of `variants`; the legend
-    names no others.
+    """Draw the column `value` of a frame over its column `step`, with a line for each variant.
 
-    `style` is the values' format in tooltips, as d3 writes it; `under` is drawn first.
+    `variants` are the names in the legend: those that the frame has. `style` is the format of
+    values in tooltips, as d3 writes it. `under` is drawn first, below the lines.
     """
     tooltip = ["variant:N", "step:Q", charts.tip("value", style)]
     chart = charts.draw_lines(

@@ -28,7 +28,7 @@ from wakeful.variants import build_call
 from wakeful.variants.plugins import import_optional
 
 TRIES = 3
-"""Consecutive jobs of one run that may end without having saved a step."""
+"""A run fails when so many of its jobs in a row have ended without having saved a step."""
 _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two checks of the jobs."""
 _SAVES = 60.0
@@ -90,17 +90,18 @@ class Work:
 
 def run_work(label: str, config: Config, folder: Path) -> Work:
     """Return the training of a run, from its newest checkpoint if there is one."""
-    return Work(label, folder, (train_row, config_to_table(config), str(folder)))
+    return Work(label, folder, (train_from_table, config_to_table(config), str(folder)))
 
 
 def cluster_of(expression: str) -> Cluster:
-    """Return the cluster that an expression names.
+    """Return the cluster that an expression such as "local(workers=2)" names.
 
     Raises:
-        WakefulError: it names none, an option is out of its range, submitit is not installed, or
-            SLURM is not to be had here.
+        WakefulError: the expression names no cluster, an option is out of its range, submitit is
+            not installed, or SLURM is named and this machine has no `srun`.
     """
     engines = {"local": _local_cluster, "slurm": _slurm_cluster}
+    # `build_call` leaves the first argument to its caller: the expression, which these two ignore.
     cluster: Cluster = build_call("cluster", engines, expression)(expression)
     check_rules(cluster, AtLeast("workers", 1), AtLeast("gpus", 0))
     _import_submitit()
@@ -113,7 +114,7 @@ def cluster_of(expression: str) -> Cluster:
 
 
 def distribute_work(
-    rows: Sequence[Work],
+    pieces: Sequence[Work],
     cluster: Cluster,
     folder: Path,
     show: Display,
@@ -121,39 +122,42 @@ def distribute_work(
     may_diverge: Container[str] = (),
     may_fail: bool = False,
 ) -> dict[str, str]:
-    """Run unfinished rows in a job each, at most `cluster.workers` at a time; return the faults of
-    those that failed, by label.
+    """Run each unfinished piece of work in a job of its own, at most `cluster.workers` at a time;
+    return the faults of the pieces that failed, by label.
 
-    A row whose job ends early continues in a new one, from its newest checkpoint. If a row labelled
-    in `may_diverge` diverges, or with `may_fail` any row fails, the others continue.
+    A piece whose job is stopped before it is done continues in a new job, from its newest
+    checkpoint. A piece may diverge if `may_diverge` has its label, and with `may_fail` every piece
+    may fail: the other pieces go on without it. Any other failure ends all jobs.
 
-    Logs go to a new folder below `folder`/jobs; all machines must see it and the rows' folders. It
-    is new because submitit unpickles results from there, and a file from before might hold code.
+    Logs go to a new folder below `folder`/jobs. All machines must see it and the pieces' folders.
+    It is new because submitit unpickles results from there, and an older file might hold code.
 
     Raises:
-        WakefulError: a row failed, or its jobs kept ending before they saved a step.
-        Interrupted: SIGTERM arrived; the jobs are canceled.
+        WakefulError: a piece failed that must not, or its jobs kept ending before they saved a
+            step.
+        Interrupted: SIGTERM arrived.
     """
     submitit, logs = _import_submitit(), folder / "jobs" / secrets.token_hex(8)
-    jobs = dict[int, tuple[Work, Any]]()
+    jobs = dict[int, tuple[Work, Any]]()  # by slot
     refuse_link(logs.parent)
     with disk_errors(logs):
         logs.mkdir(parents=True)
     with ExitStack() as cleanup:
         executor = _make_executor(submitit, cluster, logs)
-        remaining = [row for row in rows if not row.done]
-        queue = _Queue(remaining, logs, may_diverge, may_fail)
+        unfinished = [piece for piece in pieces if not piece.done]
+        queue = _Queue(unfinished, logs, may_diverge, may_fail)
         handler_before = set_signal_handler(signal.SIGTERM, _stop)
+        # At the end, callbacks run in reverse order: jobs first, then the handler.
         cleanup.callback(set_signal_handler, signal.SIGTERM, handler_before)
         cleanup.callback(lambda: _end_jobs([job for _, job in jobs.values()], cluster))
         while queue.waiting or jobs:
             for slot in range(cluster.workers):  # a slot also says which GPUs a local job has
-                if slot not in jobs and (row := queue.take()):
-                    jobs[slot] = row, _submit(executor, cluster, slot, row)
-            for slot, (row, job) in list(jobs.items()):
+                if slot not in jobs and (piece := queue.take()):
+                    jobs[slot] = piece, _submit(executor, cluster, slot, piece)
+            for slot, (piece, job) in list(jobs.items()):
                 if job.done():
                     del jobs[slot]
-                    queue.take_result(row, _job_result(submitit, job), show)
+                    queue.take_result(piece, _job_result(submitit, job), show)
             time.sleep(_PAUSE[cluster.engine] if jobs else 0)
     return queue.faults
 
@@ -163,65 +167,73 @@ class _Queue:
 
     def __init__(
         self,
-        rows: Sequence[Work],
+        pieces: Sequence[Work],
         logs: Path,
         may_diverge: Container[str],
         may_fail: bool,
     ) -> None:
-        """Queue rows and count their tries; see `distribute_work` for the arguments."""
-        self.waiting, self.total, self.logs = list(rows), len(rows), logs
+        """Queue unfinished pieces of work, whose jobs write their logs to the folder `logs`.
+
+        `may_diverge` and `may_fail` are those of `distribute_work`.
+        """
+        self.waiting, self.total, self.logs = list(pieces), len(pieces), logs
         self.may_diverge, self.may_fail = may_diverge, may_fail
-        self.remaining = {row.label for row in rows}
-        """Labels of unfinished rows."""
+        self.remaining = {piece.label for piece in pieces}
+        """Labels of the pieces that have not ended: they wait, or their job runs."""
         self.faults: dict[str, str] = {}
+        """By label: the faults of pieces that failed and were allowed to."""
         self.tries: collections.Counter[str] = collections.Counter()
-        """By label: the last jobs that ended without having saved a step."""
+        """By label: the number of jobs in a row that ended without having saved a step."""
         self.saved: dict[str, set[str]] = {}
-        """By label: the checkpoints that were there when the row's last job began."""
+        """By label: the checkpoints that were there when the piece's last job began."""
 
     def take(self) -> Work | None:
-        """Remove and return the first waiting row that may begin: all work that it comes after has
-        ended. None where none may.
+        """Remove the first waiting piece that may begin and return it; return None if there is
+        none.
+
+        A piece may begin when the pieces that it comes `after` have ended. Its checkpoints are
+        noted, so that `take_result` sees whether its job saves one.
         """
-        for row in self.waiting:
-            if self.remaining.isdisjoint(row.after):
-                self.waiting.remove(row)
-                self.saved[row.label] = _checkpoints_of(row.folder)
-                return row
+        for piece in self.waiting:
+            if self.remaining.isdisjoint(piece.after):
+                self.waiting.remove(piece)
+                self.saved[piece.label] = _checkpoints_of(piece.folder)
+                return piece
         return None
 
-    def take_result(self, row: Work, result: JobResult, show: Display) -> None:
-        """Record the result of a row whose job has ended.
+    def take_result(self, piece: Work, result: JobResult, show: Display) -> None:
+        """Record the result of a piece whose job has ended, and show it as a note.
 
-        A row whose job was stopped by a signal waits again, at most `TRIES` times without having
-        saved a step.
+        A piece whose job was stopped goes to the front of the queue, unless `TRIES` jobs in a row
+        have ended without having saved a step.
 
         Raises:
-            WakefulError: the row failed and must not.
+            WakefulError: the piece failed and must not.
         """
-        fault = result.fault
-        if not fault or row.done:  # a signal may come after the last step
-            self.remaining.discard(row.label)
-            show.note(f"{row.label} is done ({self.total - len(self.remaining)} of {self.total})")
+        label, fault = piece.label, result.fault
+        if not fault or piece.done:  # it may be done with a fault: a signal after the last step
+            self.remaining.discard(label)
+            show.note(f"{label} is done ({self.total - len(self.remaining)} of {self.total})")
             return
         if result.stopped:
-            if _checkpoints_of(row.folder) != self.saved[row.label]:  # it has saved a step
-                self.tries[row.label] = 0
-            self.tries[row.label] += 1
-            if self.tries[row.label] < TRIES:
-                show.note(f"{row.label}: its job ended ({fault}); it goes on in another")
-                self.waiting.insert(0, row)
+            if _checkpoints_of(piece.folder) != self.saved[label]:  # it has saved a step
+                self.tries[label] = 0
+            self.tries[label] += 1
+            if self.tries[label] < TRIES:
+                show.note(f"{label}: its job ended ({fault}); it goes on in another")
+                self.waiting.insert(0, piece)
                 return
             fault = (
                 f"{TRIES} jobs in a row ended before they had saved a step, the last with {fault}; "
                 f"see {self.logs}, then give the same command again"
             )
-        tolerated = self.may_fail or (result.diverged and row.label in self.may_diverge)
+        tolerated = self.may_fail or (result.diverged and label in self.may_diverge)
         if not tolerated:
-            raise (Diverged if result.diverged else WakefulError)(f"{row.label}: {fault}")
-        show.note(f"{row.label}: {fault}; the others go on without it")
-        self.faults[row.label] = fault
-        self.remaining.discard(row.label)
+            error_class = Diverged if result.diverged else WakefulError
+            raise error_class(f"{label}: {fault}")
+        show.note(f"{label}: {fault}; the others go on without it")
+        self.faults[label] = fault
+        self.remaining.discard(label)
 
 
 def _checkpoints_of(folder: Path) -> set[str]:
@@ -230,16 +242,17 @@ def _checkpoints_of(folder: Path) -> set[str]:
 
 
 def _end_jobs(jobs: Sequence[Any], cluster: Cluster) -> None:
-    """Cancel jobs; local ones first get the time to save their current step.
+    """Cancel jobs; local ones first get `_SAVES` seconds to save their current step.
 
-    SLURM gives its jobs that time itself. Submitit's local `cancel` kills a worker one second after
-    SIGINT, but its controller passes SIGTERM on and waits.
+    SLURM gives its jobs such a time itself.
     """
     if cluster.engine == "local":
         for job in jobs:
+            # Submitit's `cancel` would kill a worker one second after SIGINT. The process that
+            # watches the worker passes SIGTERM on to it and waits.
             job._process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + _SAVES
-        while time.monotonic() < until and not all(job.done() for job in jobs):
+        deadline = time.monotonic() + _SAVES
+        while time.monotonic() < deadline and not all(job.done() for job in jobs):
             time.sleep(_PAUSE["local"])
         jobs = [job for job in jobs if not job.done()]
     for job in jobs:
@@ -253,11 +266,11 @@ def _stop(number: int, frame: Any) -> None:
     )
 
 
-def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
-    """Train the run of a configuration, given as a table, in `folder`, or continue it there.
+def train_from_table(table: Mapping[str, Any], folder: str) -> JobResult:
+    """Train a run in `folder`, or continue the run there; `table` is its configuration.
 
-    The modules that the configuration names are imported, since the user wrote it: a job is a new
-    process, and resuming a run would import none.
+    Users' modules that the configuration names are imported: the user wrote it. A resumed run does
+    not import them itself, and a job is a new process, which has not imported them yet.
     """
 
     def work() -> None:
@@ -269,15 +282,20 @@ def train_row(table: Mapping[str, Any], folder: str) -> JobResult:
 
 
 def run_call(call: Call) -> JobResult:
-    """Do a job's work."""
+    """Call a function with its arguments and return its result: what a job does."""
     function, *arguments = call
     return function(*arguments)
 
 
 def job_result(work: Callable[[], object]) -> JobResult:
-    """Do a job's work and return its result: a fault, if it was stopped or has failed."""
+    """Call `work` in a job and return the job's result: without a fault if `work` returns.
+
+    `Interrupted` counts as stopped, and `WakefulError` is the fault. Other errors are raised.
+    """
     if os.environ.get(_ENGINE) == "local":
-        os.setpgrp()  # a terminal's Ctrl-C goes to the command, which ends this job
+        # A process group of its own: a terminal's Ctrl-C must reach only the command that started
+        # this job and ends it.
+        os.setpgrp()
     try:
         work()
     except Interrupted:
@@ -297,31 +315,38 @@ def _make_executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     return executor
 
 
-def _submit(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
-    """Submit a row's job and return it; a local one uses the GPUs of its slot."""
+def _submit(executor: Any, cluster: Cluster, slot: int, piece: Work) -> Any:
+    """Submit the job of a piece of work and return the job.
+
+    A local job uses the GPUs of its slot and its share of the cores. `slot` is a number below
+    `cluster.workers` that no other running job has.
+    """
     if cluster.engine != "local":
-        return executor.submit(run_call, row.call)
+        return executor.submit(run_call, piece.call)
     if cluster.gpus:
         gpus = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
         executor.update_parameters(visible_gpus=list(gpus))
-    # A process started now ignores a terminal's Ctrl-C: the command ends it in its own way.
-    handler = set_signal_handler(signal.SIGINT, signal.SIG_IGN)
+    # The job's process inherits that Ctrl-C is ignored: this command ends the job in its own way.
+    handler_before = set_signal_handler(signal.SIGINT, signal.SIG_IGN)
     try:
         with _divide_cores(cluster.workers):
-            return executor.submit(run_call, row.call)
+            return executor.submit(run_call, piece.call)
     finally:
-        set_signal_handler(signal.SIGINT, handler)
+        set_signal_handler(signal.SIGINT, handler_before)
 
 
 @contextmanager
 def _divide_cores(workers: int) -> Iterator[None]:
-    """Let processes started inside use 1 / `workers` of the cores, unless the user set it."""
+    """Let processes that are started inside the context use 1 / `workers` of the cores.
+
+    Sets OMP_NUM_THREADS for that time, unless the user has set it.
+    """
     if THREADS in os.environ:
         yield
         return
     num_cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS: this process may have only some of them
-        num_cores = len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        num_cores = len(os.sched_getaffinity(0))  # this process may be bound to some of the cores
     os.environ[THREADS] = str(max(1, num_cores // workers))
     try:
         yield
@@ -330,12 +355,17 @@ def _divide_cores(workers: int) -> Iterator[None]:
 
 
 def _job_result(submitit: Any, job: Any) -> JobResult:
-    """Return the result of an ended job; one without a result was killed, and counts as stopped."""
+    """Return the result of an ended job.
+
+    A job without a result was killed and counts as stopped; its fault is the last line of
+    submitit's error.
+    """
     try:
         return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        return JobResult(lines[-1].strip()[:200] if lines else type(error).__name__, stopped=True)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        fault = lines[-1][:200] if lines else type(error).__name__
+        return JobResult(fault, stopped=True)
 
 
 def _import_submitit() -> Any:
@@ -343,18 +373,19 @@ def _import_submitit() -> Any:
 
 
 def _local_cluster(
-    _written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0
+    _expression: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0
 ) -> Cluster:
-    """Return processes of this machine, each with `gpus` GPUs of its own.
+    """Return a cluster of at most `workers` processes of this machine at a time, each with `gpus`
+    GPUs of its own.
 
-    submitit needs a limit of time; the default is a month.
+    A job ends after `hours`, for submitit needs a limit; the default is a month.
     """
     parameters: dict[str, Any] = {"timeout_min": round(60 * hours), "gpus_per_node": gpus}
     return Cluster("local", workers, gpus, parameters)
 
 
 def _slurm_cluster(
-    _written: str,
+    _expression: str,
     *,
     workers: int = 8,
     hours: float = 24.0,
@@ -366,15 +397,18 @@ def _slurm_cluster(
     qos: str = "",
     constraint: str = "",
 ) -> Cluster:
-    """Return a cluster of SLURM jobs, each on one machine with `gpus` GPUs and `cpus` cores.
+    """Return a cluster of at most `workers` SLURM jobs at a time, each on one machine with `gpus`
+    GPUs, `cpus` cores and at most `hours` of time.
 
-    `memory_gb` is a job's memory; 0, as an empty name, leaves it to SLURM.
+    The further options are SLURM's. SLURM chooses where `memory_gb` (a job's memory) is 0 or a name
+    is empty.
     """
     named = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
     parameters: dict[str, Any] = {
         "name": "wakeful", "timeout_min": round(60 * hours), "gpus_per_node": gpus,
         "cpus_per_task": cpus,
     }  # fmt: skip
-    parameters |= {"mem_gb": memory_gb} if memory_gb else {}
+    if memory_gb:
+        parameters["mem_gb"] = memory_gb
     parameters |= {f"slurm_{name}": value for name, value in named.items() if value}
     return Cluster("slurm", workers, gpus, parameters)

@@ -73,32 +73,33 @@ class ComparedRuns:
         """Return the comparison of the baseline with these variants alone.
 
         Raises:
-            WakefulError: a name is not that of a finished variant.
+            WakefulError: a name is not that of a variant with a finished run.
         """
         for name in variants:
             self._check_finished("only", name)
         included = {self.baseline, *variants}
-        dropped = [name for name in self.names if name not in included]
         return replace(
             self,
             names=tuple(name for name in self.names if name in included),
             runs=tuple(run for run in self.runs if run.variant in included),
             unfinished=tuple(  # labels such as "variant, seed 3"
-                label for label in self.unfinished if label.rpartition(", seed ")[0] not in dropped
+                label for label in self.unfinished if label.rpartition(", seed ")[0] in included
             ),
         )
 
     def with_baseline(self, baseline: str) -> "ComparedRuns":
-        """Return the comparison with another baseline.
+        """Return the comparison with another baseline, which becomes the first of its names.
 
         Raises:
-            WakefulError: it is none of the variants that have finished.
+            WakefulError: `baseline` is not the name of a variant with a finished run.
         """
         self._check_finished("baseline", baseline)
         return replace(self, names=(baseline, *(n for n in self.names if n != baseline)))
 
     def _check_finished(self, option: str, name: str) -> None:
-        """Raise `WakefulError` unless the variant that an option names has a finished run."""
+        """Raise `WakefulError` unless `name` is a variant with a finished run; the message calls it
+        the value of `option`.
+        """
         if name not in self.variants:
             raise WakefulError(
                 f"{option} = {name!r} is none of the variants with a finished run: "
@@ -111,8 +112,8 @@ class ComparedRuns:
         return sorted(runs, key=lambda run: run.seed)
 
     def paired_over(self, variant: str) -> str:
-        """Return the unit that a variant's figures are means over: "seeds" where two or more are
-        compared, otherwise "windows", those of the validation text.
+        """Return the unit that errors of a variant's figures are over: "seeds" if two or more of
+        its seeds are compared, otherwise "windows", those of the validation text.
         """
         return "seeds" if len(self.compared(variant)) > 1 else "windows"
 
@@ -127,22 +128,24 @@ class ComparedRuns:
 
     def pairs(self, variant: str) -> Pairs:
         """Return (run, baseline run) for each seed that both have finished."""
-        base = {run.seed: run for run in self.of(self.baseline)}
-        return [(run, base[run.seed]) for run in self.of(variant) if run.seed in base]
+        baseline_runs = {run.seed: run for run in self.of(self.baseline)}
+        return [
+            (run, baseline_runs[run.seed]) for run in self.of(variant) if run.seed in baseline_runs
+        ]
 
 
 def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "") -> ComparedRuns:
-    """Read a comparison folder, one run, or several runs.
+    """Read finished runs to compare: a comparison's folder, one run, or several runs.
 
-    Differences are to the variant `baseline`; empty is the folder's own, or the first of several
-    runs.
+    Differences are to the variant `baseline`. If that is empty, the baseline is the folder's own,
+    or the first of several runs.
 
-    Unfinished runs of a comparison are listed in `unfinished`; the baseline, and each of several
-    runs, must have finished.
+    A comparison's unfinished runs are listed in `unfinished`, but its baseline must have a finished
+    run. Runs that are named one by one must all have finished.
 
     Raises:
-        WakefulError: a run is damaged, or two cannot be compared: other text, another tokenizer,
-            other validation windows.
+        WakefulError: a run is damaged or missing, or two runs cannot be compared: their texts,
+            tokenizers or validation windows differ.
     """
     if isinstance(source, str | Path):
         header = Run.open(source).header
@@ -157,10 +160,10 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
 
 
 def _with_unique_names(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    """Return runs with their path added to the name where they share it without being seeds of one
-    variant.
+    """Return the runs with names of variants that only seeds of one variant share.
 
-    Such runs have the same seed, or configurations that differ in more than the seed.
+    If two runs of a name have the same seed, or their configurations differ in more than the seed,
+    the path of each run of that name is added to it.
 
     Raises:
         WakefulError: a path is given twice.
@@ -170,17 +173,19 @@ def _with_unique_names(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
         if path in paths[:number]:
             raise WakefulError(f"{runs[number].path} is named twice: name each run once")
     counts = Counter((run.variant, run.seed) for run in runs)
-    alike = {variant for (variant, _), count in counts.items() if count > 1}
-    alike |= {run.variant for run, _, _ in _differing_runs(runs)}
+    ambiguous = {variant for (variant, _), count in counts.items() if count > 1}
+    ambiguous |= {run.variant for run, _, _ in _differing_runs(runs)}
     return [
-        replace(run, variant=f"{run.variant} ({run.path})") if run.variant in alike else run
+        replace(run, variant=f"{run.variant} ({run.path})") if run.variant in ambiguous else run
         for run in runs
     ]
 
 
 def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, str]]:
     """Return (run, first run of its variant, differing fields as text) for each run whose
-    configuration differs from the first's in fields other than `_OF_ONE_VARIANT`.
+    configuration differs from that of the first run of its variant.
+
+    Fields in which seeds of one variant may differ (`_OF_ONE_VARIANT`) do not count.
     """
     runs_by_variant: dict[str, list[TrainedRun]] = defaultdict(list)
     for run in runs:
@@ -195,16 +200,18 @@ def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, Traine
 
 
 def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
-    """Return the finished and unfinished runs of a comparison's folder, relative to the header's
-    baseline.
+    """Return the runs of a comparison's folder, finished and unfinished; the header of its run.json
+    names variants, seeds and the baseline.
 
-    `baseline` is only checked: if it is one of the variants, it must have finished.
+    `baseline`, the one that the user wants, is only checked: if it is a variant, it must have a
+    finished run.
 
     Raises:
-        WakefulError: `baseline` is unfinished, run.json is damaged, or runs cannot be compared.
+        WakefulError: `baseline` has no finished run, run.json is damaged, or runs cannot be
+            compared.
     """
     for name in header.variants:
-        if not _is_folder_name(name):
+        if not _is_folder_name(name):  # it could lead out of the comparison's folder
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
     for seed in header.seeds:
         if not 0 <= seed < 2**63:
@@ -217,20 +224,21 @@ def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
             runs.append(read_run(folder, variant))
         else:
             unfinished.append(f"{variant}, seed {seed}")
-    for run, first, fields in _differing_runs(runs):
+    for run, first, fields in _differing_runs(runs):  # the first one is reported
         raise WakefulError(
             f"{run.path} and {first.path} are not seeds of one variant: they differ in {fields}; "
             "move one out of the comparison, and give wakeful report the paths of both"
         )
     finished = {run.variant for run in runs}
+    # A name that is no variant's is left to `with_baseline`, whose message lists the variants.
     if baseline not in finished and baseline in (header.baseline, *header.variants):
-        names = ", ".join(name for name in header.variants if name in finished)
-        choice = f", or choose one that has, with --baseline: {names}" if names else ""
+        choices = ", ".join(name for name in header.variants if name in finished)
+        choice = f", or choose one that has, with --baseline: {choices}" if choices else ""
         raise WakefulError(
             f"{path} has no finished run of its baseline {baseline!r}; go on with the command that "
             f"began it and --resume{choice}"
         )
-    names = (header.baseline, *(v for v in header.variants if v != header.baseline))
+    names = (header.baseline, *(name for name in header.variants if name != header.baseline))
     return _check_paired(
         ComparedRuns(
             header.name, names, tuple(runs), tuple(unfinished), layouts=tuple(header.layouts)
@@ -243,7 +251,8 @@ def _is_folder_name(name: str) -> bool:
 
 
 def read_run(path: str | Path, variant: str = "") -> TrainedRun:
-    """Read a finished training run.
+    """Read a finished training run; `variant` is its name in the comparison, by default the name in
+    its configuration.
 
     Raises:
         WakefulError: one of its files is missing, damaged or incomplete.
@@ -265,14 +274,16 @@ def read_run(path: str | Path, variant: str = "") -> TrainedRun:
 
 
 def _read_followed(run: Run) -> pl.DataFrame:
-    """Return the columns `step`, `figure` and `value`: each logged metric's mean over layers, named
-    "metric_position", and the validations' "excess_loss" over a task's own.
+    """Return a run's figures over steps, in the columns `step`, `figure` and `value`.
 
-    There are no rows where the run logged no metrics of layers.
+    A figure is a metric's mean over layers, and its name is "metric_position". A synthetic task has
+    "excess_loss" too: the validation loss minus that of the task's own distribution. There are no
+    rows if the run logged no metrics of layers.
     """
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
-    of_layers = block_outputs(run.trajectories()).filter(pl.col("head").is_null(), variant="paper")
-    means = of_layers.group_by("step", figure).agg(pl.col("value").mean())
+    is_layer_row = pl.col("head").is_null()  # other rows are of one head
+    layer_rows = block_outputs(run.trajectories()).filter(is_layer_row, variant="paper")
+    means = layer_rows.group_by("step", figure).agg(pl.col("value").mean())
     frame = means.sort("step", "figure")
     if frame.is_empty():
         return frame
@@ -285,7 +296,7 @@ def _read_followed(run: Run) -> pl.DataFrame:
 
 
 def _check_paired(comparison: ComparedRuns) -> ComparedRuns:
-    """Return the comparison, or raise `WakefulError` if losses of its runs cannot be paired."""
+    """Return the comparison itself; raise `WakefulError` if losses of its runs cannot be paired."""
     first = comparison.runs[0]
     for run in comparison.runs[1:]:
         if difference := _unpaired_difference(run, first):
@@ -296,8 +307,8 @@ def _check_paired(comparison: ComparedRuns) -> ComparedRuns:
 
 
 def _unpaired_difference(run: TrainedRun, first: TrainedRun) -> str:
-    """Return the difference in data or windows that keeps two runs' losses from being paired, with
-    the remedy; "" without any.
+    """Return why the losses of two runs cannot be paired, with the remedy, as the end of "their …":
+    their data or validation windows differ. "" if they can be paired.
     """
     for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
         if getattr(run.data, key) != getattr(first.data, key):

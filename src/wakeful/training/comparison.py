@@ -94,6 +94,7 @@ def compare(
     rows = read_rows(configs)
     variants, seeds = select_variants(rows.variants, only), rows.choose_seeds(seeds)
     layouts = list(dict.fromkeys([*layouts, *rows.layouts]))
+    # What is resumed has variants already, to which one alone may be added.
     if len(variants) < 2 and not (variants and resume):
         variant = repr(next(iter(variants))) if variants else "nothing"
         raise WakefulError(f"nothing to compare {variant} with: name two variants")
@@ -114,7 +115,7 @@ def compare(
                 f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "
                 "itself: use seeds = [...] or --seeds"
             )
-    if baseline:
+    if baseline:  # the first variant is the baseline
         variants = {baseline: variants[baseline], **variants}
     run = train_variants(
         variants, Path(out or f"runs/compare-{rows.name}"), seeds=seeds,
@@ -133,10 +134,12 @@ def report_comparison(
     only: Sequence[str] = (),
     figures: Sequence[FigureFormat],
 ) -> Comparison:
-    """Write the page about finished runs, or about one comparison's folder, and return the
-    comparison.
+    """Write the page about finished runs, or about one comparison's folder, to the file `page`;
+    return the comparison.
 
-    The charts are written too, in the formats of `figures`.
+    The charts are also written as files of the formats `figures`. The page's title is `title`, or
+    if that is empty the first folder's name. For `baseline` see `read_comparison`; `only` names the
+    variants to show beside the baseline, by default all.
     """
     compared = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     if only:

@@ -20,7 +20,11 @@ from wakeful.runs.records import StepRow
 def prefetch(
     batches: Batches, steps: Iterable[int], device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches of `steps`; a GPU's are read during the step before, into pinned memory."""
+    """Yield the batch of each of `steps`, in order, in main memory.
+
+    For a GPU, a thread reads each batch during the step before it. For CUDA the memory is pinned,
+    so that copying to the device does not wait.
+    """
     if device.type == "cpu":  # reading ahead would take the cores that compute the step
         yield from map(batches.batch, steps)
         return
@@ -33,7 +37,7 @@ def prefetch(
         futures = deque[Future[torch.Tensor]]()
         for step in steps:
             futures.append(pool.submit(read, step))
-            if len(futures) > 1:  # the next batch is being read: give out this one
+            if len(futures) > 1:  # the next batch is being read: yield the one before it
                 yield futures.popleft().result()
         while futures:
             yield futures.popleft().result()
@@ -43,6 +47,7 @@ class _PendingStep(NamedTuple):
     step: int
     lr: float
     tokens: int
+    """Tokens trained on up to this step, its own included."""
     loss: Tensor
     norm: Tensor
     optimal_loss: float | None
@@ -66,7 +71,7 @@ class PendingSteps:
         """Tokens trained on up to the last step that `rows` has returned."""
         self._steps: list[_PendingStep] = []
         self._losses_and_norms: list[tuple[float, float]] = []
-        """Of the steps that `read` has read, until `rows` returns them."""
+        """Figures of the steps that `read` has read, until `rows` returns these."""
         self._start_time = 0.0
 
     def begin(self) -> None:
@@ -83,43 +88,47 @@ class PendingSteps:
         norm: Tensor,
         optimal_loss: float | None,
     ) -> None:
-        """Add step `step`, counted from 1, of `tokens` tokens, with its loss and gradient norm on
-        the device; `optimal_loss` is the loss of a task's own distribution, None for text.
+        """Add a step of `tokens` tokens; `step` is its number, counted from 1.
+
+        `loss` and `norm`, of the gradient, stay on the device until `read`. `optimal_loss` is the
+        loss of a synthetic task's own distribution, None for text.
         """
         self.tokens += tokens
         self._steps.append(_PendingStep(step, lr, self.tokens, loss, norm, optimal_loss))
 
     def read(self) -> Fault | None:
-        """Wait for the device and read the steps' losses and gradient norms.
+        """Wait for the device and read the steps' losses and gradient norms, for `rows` to return.
 
-        Return the first step with a figure that is not finite, or None; it and the steps after it
-        are dropped.
+        At the first figure that is not finite, drop its step and those after it, and return the
+        fault; otherwise return None.
         """
         steps, self._losses_and_norms = self._steps, []
         if not steps:
             return None
         # One tensor of all steps: copying it from the device waits once.
         pairs = torch.stack([torch.stack((s.loss, s.norm.to(s.loss.dtype))) for s in steps])
-        for number, (loss, norm) in enumerate(pairs.tolist()):
+        for index, (loss, norm) in enumerate(pairs.tolist()):
             for name, value in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(value):
-                    self._steps = steps[:number]
-                    return Fault(steps[number].step, f"the {name} is {value}")
+                    self._steps = steps[:index]
+                    return Fault(steps[index].step, f"the {name} is {value}")
             self._losses_and_norms.append((loss, norm))
         return None
 
     def rows(self) -> list[StepRow]:
-        """Stop the clock; return and forget the steps read, as rows of metrics.jsonl.
+        """Stop the clock; return the steps that `read` has just read as rows of metrics.jsonl, and
+        forget them.
 
         The time since `begin` is divided evenly among them.
         """
         elapsed = time.perf_counter() - self._start_time
         steps, self._steps = self._steps, []
         rows = []
-        tokens_before, share = self._tokens_in_rows, elapsed / max(1, len(steps))
+        tokens_before = self._tokens_in_rows
+        seconds_per_step = elapsed / max(1, len(steps))
         for pending, (loss, norm) in zip(steps, self._losses_and_norms, strict=True):
-            self.seconds += share
-            speed = (pending.tokens - tokens_before) / share
+            self.seconds += seconds_per_step
+            speed = (pending.tokens - tokens_before) / seconds_per_step
             excess = None if pending.optimal_loss is None else loss - pending.optimal_loss
             rows.append(
                 StepRow(

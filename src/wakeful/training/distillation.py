@@ -64,7 +64,8 @@ def distillation_in_rows(
     over: Over,
     rows: int = 0,
 ) -> Tensor:
-    """Return `distillation_loss`, computed `rows` rows at a time (0: as many as suit V).
+    """Return `distillation_loss`, computed for `rows` tokens at a time to save memory; with 0 the
+    vocabulary's size decides how many.
 
     Gradients reach the student alone; there are no second derivatives.
     """
@@ -72,7 +73,10 @@ def distillation_in_rows(
     num_averaged = student.shape[-1] if over == "mean" else 1
 
     def row_losses(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses of some rows and their gradients by the student's logits."""
+        """Return the losses of the tokens in `part` and their gradients by the student's logits.
+
+        The gradient of T² KL(p ‖ q) is T (q − p).
+        """
         log_q = _divided(logits, temperature).log_softmax(-1)
         log_p = _divided(teacher_logits[part].to(logits.dtype), temperature).log_softmax(-1)
         p = log_p.exp()
@@ -92,7 +96,9 @@ def _divided(logits: Tensor, temperature: float) -> Tensor:
 def _with_targets(
     loss: Tensor, slope: Tensor, logits: Tensor, targets: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Return rows' losses plus α times the cross-entropy, and their gradients plus α times its."""
+    """Add α times the cross-entropy to the losses of rows, and α times its gradient to their
+    gradients `slope`, both in place; return (losses, gradients).
+    """
     if not alpha:
         return loss, slope
     hard, hard_slope = cross_entropy_and_slope(logits, targets)
@@ -104,7 +110,7 @@ def _mean(student: Tensor, row_losses: OfRows, targets: Tensor, rows: int) -> Te
 
 
 def check_vocabulary(student: int, teacher: int) -> None:
-    """Raise `WakefulError` where a teacher lacks tokens of the student's vocabulary."""
+    """Raise `WakefulError` if the teacher's vocabulary has fewer tokens than the student's."""
     if student > teacher:
         raise WakefulError(
             f"the teacher's vocabulary of {teacher} tokens is smaller than the student's of "
@@ -126,7 +132,7 @@ class Distillation:
         teacher: Decoder,
         config: DistillConfig,
     ) -> None:
-        """Freeze the teacher.
+        """Freeze the teacher and put it into evaluation mode.
 
         Raises:
             WakefulError: the teacher lacks tokens of the student's vocabulary.
@@ -144,7 +150,8 @@ class Distillation:
         *,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Tensor:
-        """Return the distillation loss of a batch; gradients reach the student alone.
+        """Return the distillation loss of a batch, the mean over its targets in nats; gradients
+        reach the student alone.
 
         `documents` masks the attention of both models; see `Decoder.forward`.
         """

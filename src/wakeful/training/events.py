@@ -18,8 +18,9 @@ _COUNTS = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 """Fields of a row that nobody draws a curve of."""
 
 
-def check_packages(config: Config) -> dict[str, Any]:
-    """Return the modules of the trackers that `train` turns on, by name.
+def import_trackers(config: Config) -> dict[str, Any]:
+    """Import the trackers that `config.train` turns on, such as wandb; return their modules by
+    name.
 
     Raises:
         WakefulError: one is not installed.
@@ -33,17 +34,22 @@ def check_packages(config: Config) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iterator[Write]:
-    """Yield a function that copies a row of metrics to the trackers of the configuration.
+    """Yield a function that copies a row of metrics to the configuration's trackers; without
+    `enabled` it does nothing.
 
-    `first` is the first step that this process logs. Rows that an interrupted run logged from there
-    on are dropped by TensorBoard; Weights & Biases keeps those and drops the new ones.
+    A resumed run continues the tracker's run. `first` is the first step to be logged now. If the
+    run was interrupted after later steps, TensorBoard drops their old rows; Weights & Biases keeps
+    them and drops the new ones.
 
-    A resumed run continues the tracker's run. In Weights & Biases it has the run's name, in the
-    project $WANDB_PROJECT or "wakeful" ($WANDB_MODE=offline keeps it in the run directory).
+    In Weights & Biases the run has its own name, in the project $WANDB_PROJECT or "wakeful"
+    ($WANDB_MODE=offline keeps it in the run directory).
     """
-    packages = check_packages(config) if enabled else {}
+    modules = import_trackers(config) if enabled else {}
     with ExitStack() as stack:  # ends the trackers' sessions
-        logs = [_PACKAGES[name][1](packages[name], config, run, first, stack) for name in packages]
+        logs: list[Callable[..., None]] = []
+        for name, module in modules.items():
+            _, start_session = _PACKAGES[name]
+            logs.append(start_session(module, config, run, first, stack))
 
         def write(row: Mapping[str, Any]) -> None:
             for log in logs:
@@ -55,8 +61,9 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
 def _log_to_tensorboard(
     tensorboard: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
-    """Return a function that writes TensorBoard events into the run directory; events from step
-    `first` on, of an interrupted run, are hidden.
+    """Return a function that writes a step's figures as TensorBoard events into the run directory.
+
+    TensorBoard hides the events from step `first` on that an interrupted run has written before.
     """
     writer = tensorboard.SummaryWriter(str(run.path / "tensorboard"), purge_step=first)
 
@@ -71,14 +78,19 @@ def _log_to_tensorboard(
 def _log_to_wandb(
     wandb: Any, config: Config, run: Run, first: int, stack: ExitStack
 ) -> Callable[..., None]:
-    """Start a Weights & Biases session, or continue that of a resumed run, and return its `log`.
+    """Start a Weights & Biases session, or continue that of a resumed run; return its function
+    `log`.
 
-    `stack` ends it, as a failure where an error is raised.
+    The session ends with `stack`: as a failure if an error is raised, otherwise as a success.
+
+    Raises:
+        WakefulError: Weights & Biases cannot be reached.
     """
     try:
         session = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wakeful"),
             name=config.name,
+            # The same for the same run, so that `resume` finds its session.
             id=hashlib.sha256(f"{run.header.created} {config.name}".encode()).hexdigest()[:16],
             resume="allow",
             dir=str(run.path),

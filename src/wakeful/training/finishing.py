@@ -32,11 +32,11 @@ from wakeful.training.watching import logged_diagnosis, whole_windows
 def quantization_damage(
     config: Config, decoder: Decoder, windows: ValidationWindows
 ) -> dict[str, dict[str, float | None]]:
-    """Return, for each scheme of `train.quantize`, the quantized model's `perplexity`, its
+    """Return for each scheme of `train.quantize` the quantized model's `perplexity`, its
     `increase` over full precision, and the `divergence` from it (KL in nats per token).
 
-    All are on the first whole validation windows, each a sequence of its own; None where a figure
-    overflows. {} without schemes.
+    They are measured on the first validation windows that have no padding, each a sequence of its
+    own. A figure that overflows is None. The decoder is not changed.
     """
     settings = config.train.quantize
     if not settings.schemes:
@@ -46,9 +46,9 @@ def quantization_damage(
     device = decoder.head.weight.device
     sequences = [row.to(device) for row in whole_windows(windows, settings.num_sequences)]
     with evaluating(decoder):
-        forms = {scheme: quantize_module(decoder, scheme) for scheme in settings.schemes}
-        damage = measure_damage(config.name, decoder, forms, sequences)
-    return {
+        quantized = {scheme: quantize_module(decoder, scheme) for scheme in settings.schemes}
+        damage = measure_damage(config.name, decoder, quantized, sequences)
+    return {  # estimates without their errors, [0]
         scheme: {
             "perplexity": finite_or_none(damage.perplexity(scheme)[0]),
             "increase": finite_or_none(damage.perplexity_increase(scheme)[0]),
@@ -65,11 +65,11 @@ def forget_peak(device: torch.device) -> None:
 
 
 def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the bytes of the weights and of the optimizer, and on a GPU the peak of all.
+    """Return the bytes of the `weights` and of the `optimizer`, and on a GPU the `peak` of all
+    memory since `forget_peak`.
 
-    The optimizer's are its state and, of OrthoAdam, the rotations, which no checkpoint holds.
-    Gradients take as many bytes as the weights; activations depend on the batch and are in the
-    peak alone.
+    The optimizer's bytes are its state and, of OrthoAdam, the rotations, which no checkpoint holds.
+    Gradients, as many bytes as the weights, and activations are counted in the peak alone.
     """
     tensors: dict[str, torch.Tensor] = {}
     for number, entry in enumerate(optimizer.state.values()):
@@ -90,10 +90,10 @@ _LARGEST_EXPONENT = 700.0
 
 
 def finish_run(training: Training) -> None:
-    """Evaluate and write the run's figures.
+    """Evaluate the trained model on the validation set, measure the run's other figures, and write
+    validation.parquet, metrics.parquet and summary.json.
 
-    Every process calls it and evaluates; the rest is the first process's work, with the whole
-    model.
+    Every process calls it and evaluates; the first one alone does the rest, with the whole model.
     """
     config, run, steps = training.config, training.run, training.config.train.steps
     frame, row = validate(training, steps)
@@ -113,7 +113,7 @@ def finish_run(training: Training) -> None:
         kv_cache_bytes_per_token=decoder.cache_bytes_per_token,
         kv_cache_dtype=str(decoder.head.weight.dtype).removeprefix("torch."),
         validation=AtTheEnd(
-            **{
+            **{  # the fields that the logged row shares with the summary
                 entry.name: getattr(row, entry.name) for entry in dataclasses.fields(ValidationLoss)
             },
             perplexity=math.exp(min(row.loss, _LARGEST_EXPONENT)),
@@ -128,7 +128,7 @@ def finish_run(training: Training) -> None:
 
 
 def _whole_model(training: Training) -> Decoder:
-    """Return the unsharded model; a sharded one is read from the last step's checkpoint."""
+    """Return the whole model; if training has sharded it, read it from the last checkpoint."""
     if not training.parallel.is_sharded:
         return training.decoder
     decoder = Decoder(training.config.model)

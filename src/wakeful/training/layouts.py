@@ -13,11 +13,12 @@ Layout = Callable[[ComparedRuns], Sequence[Section]]
 
 
 def layout_of(name: str) -> Layout:
-    """Return a layout.
+    """Return the layout of this name: a function from a comparison to further sections of its page.
 
     Raises:
-        WakefulError: no installed package has one of that name.
+        WakefulError: no installed package has a layout of this name.
     """
+    # Each entry point is a package's mapping from names to layouts.
     installed = ChainMap(*(point.load() for point in group_entry_points("layouts").values()))
     if name not in installed:
         raise WakefulError(f"layouts: no layout {name[:80]!r}{did_you_mean(name, installed)}")

@@ -66,16 +66,20 @@ def train_run(
     initial: Initial | None = None,
     show: Display | None = None,
 ) -> Run:
-    """Train one model into the run directory `path` and return it.
+    """Train one model into the run directory `path` and return that run.
 
-    `resume` continues an existing run from its newest checkpoint: on one machine's CPU the losses
-    and the final weights are those of a run that was never interrupted, to the bit. With `steps` it
-    is lengthened to that many: from its newest checkpoint on, the learning rate is that of a run
-    planned this long, so it rises again from the end of the old schedule. `initial` weights become
-    the run's checkpoint of step 0, so that resuming does not need them, and are evaluated before
-    the first step; the model's configuration is then theirs, and its vocabulary may be larger than
-    the data's. Modules that the configuration names are imported only for a new run with random
-    weights: other configurations were read from a folder, or from a recipe in one.
+    With `resume`, an existing run continues from its newest checkpoint, with its own configuration;
+    `config` and `initial` are not used. On one machine's CPU the losses and the final weights are
+    those of a run that was never interrupted, to the bit. `steps` lengthens a resumed run to so
+    many steps, 0 does not: from its newest checkpoint on, the learning rate is that of a run
+    planned this long, so it rises again from the end of the old schedule.
+
+    `initial` weights are evaluated before the first step and become the checkpoint of step 0, so
+    that resuming does not need them. The model's configuration is then theirs, and its vocabulary
+    may be larger than the data's.
+
+    Users' modules that the configuration names are imported only for a new run with random weights:
+    other configurations were read from a folder, or from a recipe in one.
 
     Raises:
         WakefulError: the configuration or the text cannot be trained on, `path` exists (or, with
@@ -96,7 +100,10 @@ def _train_in_world(
     show: Display,
     world: World,
 ) -> Run:
-    """Create or resume a run, train it and finish it; called by every process."""
+    """Create or resume a run, train it, finish it and return it, as `train_run` says.
+
+    Every process calls it; the first one writes the run directory, and `show` is its display.
+    """
     if resume:
         config = _resumed_config(Run.open(path), steps)
     else:
@@ -106,8 +113,9 @@ def _train_in_world(
             admit_parts(config)
     device = choose_own_device(config.train.device, world)
     check_parts(config, world)
+    # One process of each machine prepares the text, and the others find it on disk.
     data = world.leader_first(lambda: load_data(config.data, show.stage))
-    world.check_same(  # waits for machines that prepare the text themselves
+    world.check_same(
         to_table(data_facts(data).without_source),
         "the processes read different data: give each machine the same files",
     )
@@ -121,7 +129,7 @@ def _train_in_world(
         check_same_data(Run.open(path), data)
     elif world.first:
         _create_run(training, path, initial)
-    world.gather("the run is there")
+    world.gather("the run is there")  # all wait until the first process has created it
     training.lay_out()
 
     run = training.run = Run.open(path) if world.first else SharedRun.open(path)
@@ -129,7 +137,7 @@ def _train_in_world(
         world.gather("locked")
         with run.under_way():
             forget_peak(device)
-            if steps and run.config != config:
+            if steps and run.config != config:  # it is lengthened
                 run.write_text("config.toml", config_to_toml(config))
                 for name in ("summary.json", "validation.parquet", "metrics.parquet"):
                     run.remove(name)  # files of its old end
@@ -137,13 +145,14 @@ def _train_in_world(
             if resume and checkpoint.steps(run.checkpoints):
                 progress = _resume_checkpoint(training)
             first = progress.step
+            # Rows from the next step on are logged again; at step 0 those of step 0 too.
             run.drop_metrics_after(first or -1, end=config.train.steps)
             check_step_rows(run, done=first == config.train.steps)
             with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
                 if first == 0 and run.header.initial is not None:
                     validate(training, 0)
-                settings = config.train.diagnose
-                if first == 0 and settings.every and settings.heads:
+                diagnose = config.train.diagnose
+                if first == 0 and diagnose.every and diagnose.heads:
                     record_diagnosis(training, 0)
                 _run_steps(training, progress)
                 finish_run(training)
@@ -152,13 +161,15 @@ def _train_in_world(
 
 
 def _new_config(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
-    """Return a new run's configuration with every field resolved.
+    """Return a new run's configuration with every field resolved; `initial` are weights to start
+    from, or None.
 
-    Notes on `show` tell of unused embedding rows and a shortened warmup.
+    If embedding rows stay unused or the warmup is shortened, `show` prints a note.
     """
     data.check_config(config.data)
     warmup = config.optimizer.warmup_steps
-    config = resolve_config(config, data, initial and initial.decoder.config)
+    initial_model = None if initial is None else initial.decoder.config
+    config = resolve_config(config, data, initial_model)
     num_unused = config.model.vocab_size - data.vocab_size
     if num_unused and initial is None:
         show.note(
@@ -174,11 +185,12 @@ def _new_config(config: Config, data: Data, initial: Initial | None, show: Displ
 
 
 def _resumed_config(run: Run, steps: int) -> Config:
-    """Return a run's configuration, checked against its newest checkpoint, with `train.steps`
-    raised to `steps` unless that is 0.
+    """Return the configuration of a run to resume, with `train.steps` raised to `steps` unless that
+    is 0.
 
     Raises:
-        WakefulError: the checkpoint is of another model, or `steps` would shorten the run.
+        WakefulError: the run's newest checkpoint is of another model than the configuration's, or
+            `steps` would shorten the run.
     """
     config = run.config
     if checkpoint.steps(run.checkpoints):
@@ -194,7 +206,9 @@ def _resumed_config(run: Run, steps: int) -> Config:
 
 
 def _create_run(training: Training, path: str | Path, initial: Initial | None) -> None:
-    """Write a new run directory, with a checkpoint of the initial weights if they were given."""
+    """Write a new run directory at `path`: the configuration, the environment, facts about the data
+    and the tokenizer. With `initial` weights, write a checkpoint of step 0 too.
+    """
     config, data = training.config, training.data
     origin: dict[str, Any] = {} if initial is None else {"initial": dict(initial.origin)}
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
@@ -210,7 +224,9 @@ def _create_run(training: Training, path: str | Path, initial: Initial | None) -
 
 
 def _tokenizer_as_trained(config: Config, data: Data) -> Tokenizer:
-    """Return the data's tokenizer, which adds BOS if training had one before every window."""
+    """Return the data's tokenizer, set to add BOS before a text if every window in training begins
+    with one, and otherwise set to add none.
+    """
     tokenizer = data.tokenizer
     if data.window_bos(config.data) is not None:
         return tokenizer.with_bos()
@@ -218,7 +234,10 @@ def _tokenizer_as_trained(config: Config, data: Data) -> Tokenizer:
 
 
 def _resume_checkpoint(training: Training) -> checkpoint.RunProgress:
-    """Load the newest checkpoint and return its progress; delete those that are not kept."""
+    """Load weights and optimizer from the run's newest checkpoint and return its progress.
+
+    Every process calls it. Then the first one deletes checkpoints beyond the number to keep.
+    """
     world, folder = training.world, training.run.checkpoints
     newest = checkpoint.newest_checkpoint(folder)
     checkpoint.load_model(newest, training.decoder, world)
@@ -302,10 +321,11 @@ def _run_steps(training: Training, progress: checkpoint.RunProgress) -> None:
 
 
 def _check_stopped(training: Training) -> None:
-    """Raise `Interrupted` if a signal came after the last step: too late for this run, it stops the
-    tool that began the run, which may have more to do. Every process calls it.
+    """Raise `Interrupted` if a stop signal came after the last step. Every process calls it.
+
+    This run is done then, but the tool that started it may have more to do, and must stop.
     """
-    training.world.meet()  # the first process has work of its own at the end, maybe for long
+    training.world.meet()  # wait: the first process finishes the run alone, which may take long
     if stop := _received_signal(training):
         raise Interrupted(
             f"stopped by {stop} after the last step, and the run is done",
@@ -314,9 +334,10 @@ def _check_stopped(training: Training) -> None:
 
 
 def _optimizer_step(optimizer: torch.optim.Optimizer, pending: PendingSteps) -> Fault | None:
-    """Take the optimizer's step and drop the gradients.
+    """Take the optimizer's step, drop the gradients and return None.
 
-    Return the fault if the step fails because a loss or gradient norm is not finite, else None.
+    If the step fails because a pending loss or gradient norm is not finite, return that fault; any
+    other error is raised.
     """
     try:
         optimizer.step()
@@ -330,12 +351,12 @@ def _optimizer_step(optimizer: torch.optim.Optimizer, pending: PendingSteps) -> 
 
 
 def _is_due(step: int, every: int) -> bool:
-    """Return whether work due every `every` steps, 0 for never, is due after this step."""
+    """Return whether work that is done every `every` steps (0: never) is due after this step."""
     return every > 0 and step % every == 0
 
 
 def _announce_run(training: Training, first: int) -> None:
-    """Show the number of steps and the model's size."""
+    """Show the number of steps that remain after `first`, tokens per step and the model's size."""
     config = training.config
     remaining = config.train.steps - first
     tokens_per_step = config.train.batch_size * config.train.length
@@ -348,10 +369,13 @@ def _announce_run(training: Training, first: int) -> None:
 
 
 def _divergence_error(training: Training, fault: Fault) -> Diverged:
-    """Return the error for a step with a loss, norm or weight that is not finite, with the places
-    of its batch in the text. Every process calls it.
+    """Return the error for a step with a loss, norm or weight that is not finite.
+
+    Its message says where the first four sequences of the step's batch begin in the training text.
+    Every process calls it, for each has a part of the batch.
     """
-    own_starts = [int(start) for start in training.batches.starts(fault.step - 1)[:4]]
+    index = fault.step - 1  # batches are counted from 0
+    own_starts = [int(start) for start in training.batches.starts(index)[:4]]
     starts = [start for part in training.world.gather(own_starts) for start in part][:4]
     return Diverged(
         f"{fault.message} at step {fault.step}, on the batch whose sequences begin at training "
@@ -366,17 +390,20 @@ def _checkpoint_text(run: Run) -> str:
 
 
 def resume_command(verb: str, folder: Path) -> str:
-    """Return the command that continues a run of the tool `verb`, started as this process was: with
-    torchrun if there are several processes.
+    """Return the command that continues the run in `folder`, of the tool `verb` ("train").
+
+    It uses torchrun if this process is one of several.
     """
-    starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
+    _, num_processes = started_as()
+    starter = "wakeful" if num_processes == 1 else "torchrun [as before] -m wakeful"
     return f"{starter} {verb} --resume {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
 def _explain_lost_process(training: Training) -> Iterator[None]:
-    """Turn errors that mean that another process is gone into a `WakefulError` that says which
-    checkpoint is left and how to continue.
+    """Context in which an error that means that another process is gone becomes a `WakefulError`.
+
+    Its message says which checkpoint is left and how to continue. Other errors stay as they are.
     """
     try:
         yield
@@ -389,23 +416,25 @@ def _explain_lost_process(training: Training) -> Iterator[None]:
 
 
 def _received_signal(training: Training) -> str:
-    """Return the name of a stop signal that any process has received, or "".
+    """Return the name of a stop signal that any process has received, or "" if none has.
 
     Every process calls it.
     """
     own_counts = torch.tensor([training.stopped.count(number) for number in _SIGNALS])
-    counts = training.world.sum(own_counts)
-    named = zip(_SIGNALS, counts.tolist(), strict=True)
-    return next((number.name for number, count in named if count), "")
+    counts = training.world.sum(own_counts).tolist()
+    for number, count in zip(_SIGNALS, counts, strict=True):
+        if count:
+            return number.name
+    return ""
 
 
 @contextlib.contextmanager
 def _stop_signals(world: World) -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT in the list that is yielded, so that the current step ends and is
-    saved; a second signal interrupts at once.
+    """Collect SIGTERM and SIGINT in the list that is yielded, so that the training loop can end its
+    step and save it.
 
-    Of several processes it does not: torchrun passes on a Ctrl-C that the terminal has sent them
-    too, so that each receives it twice.
+    In a single process, a second signal raises KeyboardInterrupt at once. In one of several it does
+    not: the terminal sends them a Ctrl-C, and torchrun sends it again.
     """
     received: list[int] = []
 
@@ -414,14 +443,15 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    previous = {number: set_signal_handler(number, receive) for number in _SIGNALS}
+    final_handlers = {number: set_signal_handler(number, receive) for number in _SIGNALS}
     try:
         yield received
     except BaseException:
         if world.size > 1:
-            # When one process ends, torchrun sends the others SIGTERM: let them end their message.
-            previous = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
+            # When one process ends, torchrun sends the others SIGTERM: it must not cut off their
+            # messages.
+            final_handlers = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
         raise
     finally:
-        for number, handler in previous.items():
+        for number, handler in final_handlers.items():
             set_signal_handler(number, handler)

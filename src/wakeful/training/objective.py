@@ -32,20 +32,26 @@ def make_loss(
     tokenizer: Tokenizer | None = None,
     teacher: Decoder | None = None,
 ) -> Loss:
-    """Return the configured loss, compiled with `train.compile`.
+    """Return the configured loss: cross-entropy, or distillation if a teacher is configured.
 
-    `teacher` is the configured one if it is loaded already; otherwise it is read, and must have the
-    tokens of `tokenizer`, the text's. Where attention must not cross documents, `end_of_text`
-    separates them. Of several processes each has a share of the teacher's weights, unless
-    `train.parallel` is "ddp", and the loss is not compiled: `distribute` compiles each block.
+    `teacher` is that teacher if it is loaded already. Otherwise it is read, and must have the
+    tokens of the text's `tokenizer`, if one is given. Several processes share the teacher's
+    weights, unless `train.parallel` is "ddp". With `data.cross_documents` off, attention is masked
+    to documents, which the token `end_of_text` separates.
+
+    With `train.compile` a single process compiles the loss; of several processes `distribute`
+    compiles the decoder's blocks instead.
+
+    Raises:
+        WakefulError: the teacher cannot be read, or has other tokens than the text.
     """
     distill = config.train.distill
     loss: Callable[..., Tensor] = decoder.loss
     if distill.teacher:
         dtype = decoder.head.weight.dtype
-        shared = world.size > 1 and config.train.parallel != "ddp"
+        is_sharded = world.size > 1 and config.train.parallel != "ddp"
         # A teacher too large for a device is loaded in main memory before it is sharded.
-        load_device = torch.device("cpu") if shared else device
+        load_device = torch.device("cpu") if is_sharded else device
 
         teacher_model = teacher
         if teacher_model is None:
@@ -55,7 +61,7 @@ def make_loss(
             if tokenizer is not None:
                 check_same_tokens(tokenizer, model)
             teacher_model = model.decoder()
-        if shared:
+        if is_sharded:
             teacher_model = shard_model(teacher_model, world, device)
         loss = Distillation(decoder, teacher_model, distill).loss
     if not config.data.cross_documents:
@@ -64,7 +70,8 @@ def make_loss(
 
 
 def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
-    """Raise `WakefulError` unless a teacher reads a text's tokens as the text's tokenizer does.
+    """Raise `WakefulError` unless the teacher's tokenizer has the tokens of the text's `tokenizer`,
+    with the same ids.
 
     The teacher may have more added tokens. If it has no tokenizer, its embedding must have as many
     tokens as the text's tokenizer.
@@ -72,7 +79,7 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
     size, remedy = teacher.decoder().config.vocab_size, "distill between models of one tokenizer"
     try:
         teacher_tokenizer = teacher.wakeful_tokenizer.inner
-    except WakefulError:
+    except WakefulError:  # it has none
         if size == tokenizer.vocab_size:
             return
         raise WakefulError(
@@ -82,10 +89,9 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
     teacher_ids = teacher_tokenizer.get_vocab()
     teacher_plain_ids = teacher_tokenizer.get_vocab(with_added_tokens=False)
     plain_ids = tokenizer.inner.get_vocab(with_added_tokens=False)
-    added_ids = tokenizer.inner.get_vocab().items() - plain_ids.items()
-    if plain_ids != teacher_plain_ids or any(
-        teacher_ids.get(token) != token_id for token, token_id in added_ids
-    ):
+    added_ids = dict(tokenizer.inner.get_vocab().items() - plain_ids.items())
+    has_added_ids = added_ids.items() <= teacher_ids.items()
+    if plain_ids != teacher_plain_ids or not has_added_ids:
         raise WakefulError(
             f"the teacher {teacher.name} has another tokenizer, of {len(teacher_ids)} tokens, than "
             f"the text, of {tokenizer.vocab_size}: {remedy}"
@@ -93,7 +99,7 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
 
 
 def _within_documents(loss: Callable[..., Tensor], end_of_text: int) -> Loss:
-    """Return the loss with attention masked to documents, which `end_of_text` separates."""
+    """Return `loss` with attention masked to documents, which the token `end_of_text` separates."""
 
     def masked_loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return loss(tokens, targets, documents=number_documents(tokens, end_of_text))

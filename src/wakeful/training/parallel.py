@@ -40,11 +40,11 @@ class Parallel:
         return function(*inputs)
 
     def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
-        """Return the context of one part of a batch, forward and backward.
+        """Return the context of forward and backward passes of one micro-batch.
 
-        Gradients add up over parts; in the `last` they become the mean over processes.
+        Gradients add up over micro-batches; in the `last` one they become the mean over processes.
         """
-        return contextlib.nullcontext()
+        return contextlib.nullcontext()  # torch adds up gradients, and there is one process
 
     def settle(self) -> None:
         """Free weights that calls without a backward pass have gathered."""
@@ -65,9 +65,9 @@ class DataParallel(Parallel):
     """The whole model and its optimizer's state on each process; gradients are averaged."""
 
     def __init__(self, decoder: Decoder, world: World) -> None:
-        """Wrap the decoder by DDP; all processes have the same weights before."""
+        """Wrap the decoder by DDP; all processes must have the same weights already."""
         super().__init__(decoder, world)
-        with warnings.catch_warnings():  # newer versions of torch spell the option otherwise
+        with warnings.catch_warnings():  # newer versions of torch have another name for the option
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._entry = DistributedDataParallel(
                 ForwardEntry(decoder), broadcast_buffers=False, gradient_as_bucket_view=True
@@ -102,12 +102,14 @@ class FullyShard(Parallel):
         device: torch.device,
         mixed: bool,
     ) -> None:
-        """Shard parameters, gradients and moments by FSDP2 over all processes. With `mixed`, blocks
-        compute in bfloat16.
+        """Shard the decoder's parameters over all processes by FSDP2, in place.
+
+        With `mixed`, blocks compute in bfloat16 and their gradients are averaged in float32. The
+        decoder's other parts keep their precision.
         """
         super().__init__(decoder, world)
-        # What a block leaves for later ones is a view of its projection. The warning is about
-        # writing to such a view in place, and later blocks only read it.
+        # A block returns a view of its projection, which later blocks read. Torch warns because
+        # writing to such a view would fail; here nothing writes to it.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         mesh = init_device_mesh(device.type, (world.size,))
         full_precision = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -119,7 +121,8 @@ class FullyShard(Parallel):
         for block in decoder.blocks:
             fully_shard(block, mesh=mesh, mp_policy=block_policy)
         self._entry = ForwardEntry(decoder)
-        fully_shard(self._entry, mesh=mesh, mp_policy=full_precision)  # all but the blocks
+        # The blocks are sharded already: this is for all other parameters.
+        fully_shard(self._entry, mesh=mesh, mp_policy=full_precision)
 
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         return self._entry(function, *inputs)
@@ -137,12 +140,14 @@ class FullyShard(Parallel):
 
 
 def choose_own_device(name: str, world: World, *, field: str = "train.device") -> torch.device:
-    """Return the device called `name`, as `choose_device` does; for "cuda" each of several
-    processes gets the GPU of its own number on its machine.
+    """Return the device called `name`, as `choose_device` does.
+
+    If it is CUDA without a number, each of several processes gets a GPU of its own: the one with
+    the process's number on its machine, which becomes torch's current device.
 
     Raises:
-        WakefulError: several processes are given one GPU, or there are too few; the message calls
-            the option `field`.
+        WakefulError: several processes are given one GPU, or there are too few GPUs. The message
+            calls the option `field`.
     """
     device = choose_device(name, field=field)
     if world.size == 1 or device.type != "cuda":
@@ -163,8 +168,10 @@ def choose_own_device(name: str, world: World, *, field: str = "train.device") -
 
 
 def shard_model(decoder: Decoder, world: World, device: torch.device) -> Decoder:
-    """Shard a model in place for inference, and return it: a block's weights are gathered while it
-    runs.
+    """Shard a model over all processes for inference, in place, and return it.
+
+    A block's weights are gathered for its forward pass and freed after it. `device` is the kind of
+    device on which the shares lie.
     """
     mesh = init_device_mesh(device.type, (world.size,))
     for part in (*decoder.blocks, decoder):
@@ -173,8 +180,10 @@ def shard_model(decoder: Decoder, world: World, device: torch.device) -> Decoder
 
 
 def distribute(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
-    """Distribute a decoder over the processes of a run by `train.parallel`, on `device`; return
-    what its calls go through. With `train.compile` its blocks are compiled.
+    """Distribute a decoder over the processes of a run, on `device`, as `train.parallel` says;
+    return the `Parallel` by which the decoder must be called from now on.
+
+    Of several processes, each compiles the decoder's blocks if `train.compile` is on.
     """
     if world.size == 1:
         return Parallel(decoder, world)
@@ -187,39 +196,43 @@ def distribute(config: Config, decoder: Decoder, device: torch.device, world: Wo
     return FullyShard(decoder, world, device=device, mixed=config.train.dtype == "bfloat16")
 
 
-def allow_recompiling(blocks: int) -> None:
-    """Let Dynamo compile a block's code once per block: routes depend on the layer's number.
+def allow_recompiling(num_blocks: int) -> None:
+    """Raise Dynamo's limits, so that it compiles the code of a block anew for each block.
 
-    It stops at 8 forms of one function otherwise, and later blocks run as plain Python. Training
-    and evaluation, with and without gradients, whole and last batches: four forms each.
+    Blocks share their code, but what it computes depends on the layer's number. By default Dynamo
+    stops after 8 compiled versions of a function, and later blocks would run as plain Python. A
+    block needs up to four versions: for training and evaluation, each with whole batches and with
+    the smaller last one.
     """
     limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, 4 * blocks)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * blocks)
+    limits.recompile_limit = max(limits.recompile_limit, 4 * num_blocks)
+    # The versions of one function for all modules that share it, with some to spare.
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * num_blocks)
 
 
 def check_shares(config: Config, world: World) -> None:
-    """Raise `WakefulError` if the batch or the optimizer cannot be divided over the processes."""
+    """Raise `WakefulError` if the processes cannot share the batch evenly, or if they share weights
+    and the optimizer needs whole gradients.
+    """
     size, batch, micro = world.size, config.train.batch_size, config.train.micro_batch_size
     if batch % size:
         lower = batch // size * size
-        near = f"{lower} or {lower + size}" if lower else f"{size} or more"
+        sizes = f"{lower} or {lower + size}" if lower else f"{size} or more"
         raise WakefulError(
-            f"train.batch_size = {batch} cannot be shared evenly by {size} processes; use {near}, "
+            f"train.batch_size = {batch} cannot be shared evenly by {size} processes; use {sizes}, "
             "or another number of processes"
         )
     share = batch // size
-    if micro and micro < share and share % micro:
+    if micro and micro < share and share % micro:  # larger ones are cut to the share
         raise WakefulError(
             f"train.micro_batch_size = {micro} does not divide the {share} sequences that each of "
             f"{size} processes has of train.batch_size = {batch}"
         )
     optimizer = config.optimizer
-    if size == 1 or config.train.parallel == "ddp":
+    if size == 1 or config.train.parallel == "ddp":  # every process has whole weights
         return
-    if optimizer_of(optimizer.name).func is OrthoAdam and isinstance(
-        rotation_of(optimizer.rotation), LearnedRotation
-    ):
+    uses_rotation = optimizer_of(optimizer.name).func is OrthoAdam
+    if uses_rotation and isinstance(rotation_of(optimizer.rotation), LearnedRotation):
         raise WakefulError(
             f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
             'process has with train.parallel = "fsdp"; use "ddp", or rotation = "hadamard"'

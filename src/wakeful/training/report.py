@@ -42,8 +42,10 @@ def comparison_verdicts(comparison: ComparedRuns) -> list[str]:
 
 
 def _compare_loss(comparison: ComparedRuns, variant: str) -> tuple[float, str, str]:
-    """Return a variant's final loss minus the baseline's, that as text with the 95% interval, and
-    its side: "lower" or "higher" where the interval excludes zero, otherwise "".
+    """Return (difference, text, side) for a variant's final loss minus the baseline's.
+
+    The text is the difference with its 95% interval. The side is "lower" or "higher" if the
+    interval excludes zero, otherwise "".
     """
     difference, error = tables.paired_difference(comparison, variant)
     count = tables.pairs_counted(comparison, variant)
@@ -54,7 +56,11 @@ def _compare_loss(comparison: ComparedRuns, variant: str) -> tuple[float, str, s
 
 
 def _describe_verdict(comparison: ComparedRuns, variant: str) -> str:
-    """Return a sentence that compares a variant's final loss with the baseline's."""
+    """Return a sentence that compares a variant's final loss with the baseline's.
+
+    It says so if they share no seed, if there is no error to judge the difference by, or if the
+    interval of the difference includes zero.
+    """
     baseline = comparison.baseline
     difference, interval, side = _compare_loss(comparison, variant)
     below_or_above = "below" if difference < 0 else "above"
@@ -72,9 +78,11 @@ def _describe_verdict(comparison: ComparedRuns, variant: str) -> str:
 
 
 def comparison_headline(comparison: ComparedRuns) -> str:
-    """Return a sentence with the numbers of variants that end lower or higher than the baseline.
+    """Return a sentence that says how many variants end with a lower loss than the baseline, how
+    many with a higher one, and how many with neither.
 
-    Of one variant it says which; without any, the baseline's loss.
+    For a single variant it says which of these holds. If there is no variant beside the baseline,
+    it gives the baseline's loss.
     """
     base, variants = comparison.baseline, comparison.variants[1:]
     if not variants:
@@ -91,14 +99,16 @@ def comparison_headline(comparison: ComparedRuns) -> str:
         counts[side or undecided] += 1
     if len(variants) == 1:
         (outcome,) = (outcome for outcome, count in counts.items() if count)
-        than = "from" if outcome == undecided else "than"
-        return f"The validation loss of {variants[0]} is {outcome} {than} that of {base}."
+        preposition = "from" if outcome == undecided else "than"
+        return f"The validation loss of {variants[0]} is {outcome} {preposition} that of {base}."
     outcomes = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
     return f"Validation loss compared with {base}: of {len(variants)} variants, {outcomes}."
 
 
 def next_diagnosis(comparison: ComparedRuns) -> NextStep:
-    """Return the command that diagnoses the variant with the lowest loss, its first seed's run."""
+    """Return the command that diagnoses a run of the variant with the lowest loss: the run with its
+    first seed.
+    """
     # Variants that share no seed with the baseline have no difference; the baseline has 0.
     rows = tables.summary_table(comparison).filter(pl.col("difference").is_finite())
     best = rows.sort("difference", maintain_order=True)["variant"][0]
@@ -108,25 +118,29 @@ def next_diagnosis(comparison: ComparedRuns) -> NextStep:
 
 
 def caveat(comparison: ComparedRuns) -> str:
-    """Return a sentence on what the errors cover and what they do not."""
+    """Return a text for readers of the comparison that says what its errors cover and what not.
+
+    It warns of variants with two seeds, whose intervals are wide, and with one, whose errors say
+    nothing about other seeds.
+    """
     if len(comparison.variants) < 2:
         return "One variant: nothing to compare."
-    rule = f"± is the {INTERVAL}; a difference counts when it leaves out zero."
+    explanation = f"± is the {INTERVAL}; a difference counts when it leaves out zero."
     compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
     if not compared:
         return f"No variant has a seed that {comparison.baseline} has: there are no differences."
     if any(len(comparison.pairs(v)) == 2 for v in compared):
-        rule += (
+        explanation += (
             f" Of two seeds it reaches {student_quantile(1):.1f} standard errors to either side, "
             f"of three {student_quantile(2):.1f}: train a third seed before you conclude anything."
         )
     one_seed = [v for v in compared if comparison.paired_over(v) == "windows"]
     if not one_seed:
-        return f"Differences are paired over seeds. {rule}"
+        return f"Differences are paired over seeds. {explanation}"
     which = f" of {listed(one_seed)}" if len(one_seed) < len(compared) else ""
     return (
         f"Differences{which} are paired over the validation windows of one seed: they say how sure "
-        f"the measurement is, not how much another seed would differ. {rule}"
+        f"the measurement is, not how much another seed would differ. {explanation}"
     )
 
 
@@ -143,25 +157,29 @@ def notes(comparison: ComparedRuns) -> list[str]:
 
 
 def errors_over(comparison: ComparedRuns) -> str:
-    """Return the unit that the figures' intervals are over: seeds or validation windows."""
-    kinds = {comparison.paired_over(variant) for variant in comparison.variants}
+    """Return a phrase that says what the figures' intervals are over: seeds, validation windows, or
+    the one for some variants and the other for the rest.
+    """
+    units = {comparison.paired_over(variant) for variant in comparison.variants}
     windows = "validation windows, which are the clusters of a ratio estimator"
-    if len(kinds) > 1:
+    if len(units) > 1:
         return f"over seeds, and where there is one alone over {windows}"
-    return "over seeds" if kinds == {"seeds"} else f"over {windows}"
+    return "over seeds" if units == {"seeds"} else f"over {windows}"
 
 
 def _domain_section(comparison: ComparedRuns) -> Iterator[Section]:
-    """Yield a table of loss by part of a mixture, if every run has it."""
+    """Yield the section with each variant's loss on each part (domain) of a mixture of texts; none
+    unless every run was trained on one.
+    """
     runs = comparison.runs
     if not all(run.summary.validation.domains for run in runs):
         return
     names = list(runs[0].summary.validation.domains or {})
     rows = []
     for variant in comparison.variants:
-        domains = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
-        means = [mean_and_error([part[name] for part in domains]) for name in names]
-        rows.append([variant, *(format_interval(*mean, len(domains)) for mean in means)])
+        losses = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
+        means = [mean_and_error([run_losses[name] for run_losses in losses]) for name in names]
+        rows.append([variant, *(format_interval(*mean, len(losses)) for mean in means)])
     yield Section("Loss by domain", [
         Table(["variant", *names], rows, "Validation loss on each part of the mixture"),
         Text("Nats per token over the held-out text of each part of the mixture, means over seeds. "
@@ -188,8 +206,8 @@ def comparison_report(comparison: ComparedRuns, *, title: str = "") -> Report:
 
 
 def _loss_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
-    """Yield the section with the training losses by step, and with what they are minus the
-    baseline's where there is another variant.
+    """Yield the section with two charts over steps: the training losses, and before it, if it can
+    be drawn, these losses minus the baseline's.
     """
     texts = [f"Each point is the mean of {tables.smoothing_window(comparison)} steps."]
     num_drawn, total = len(charts.drawn_variants(comparison)), len(comparison.variants)
@@ -217,7 +235,7 @@ def _final_section(comparison: ComparedRuns) -> Section:
             difference = "baseline"
         elif math.isnan(row["difference"]):  # it shares no seed with the baseline
             difference = "–"
-        faster = row["speed_ratio"]
+        speedup = row["speed_ratio"]
         rows.append([
             variant,
             *([str(row["seeds_used"])] if several else []),
@@ -226,7 +244,7 @@ def _final_section(comparison: ComparedRuns) -> Section:
             format_perplexity(row["loss"], row["loss_error"], row["errors_of"]),
             Cell(f"{row['parameters']:,}", _format_ratio(row["parameters_ratio"])),
             Cell(f"{row['cache_bytes']:,}", _format_ratio(row["cache_ratio"])),
-            Cell(rough(row["tokens_per_second"]), "" if faster is None else f"×{faster:.2g}"),
+            Cell(rough(row["tokens_per_second"]), "" if speedup is None else f"×{speedup:.2g}"),
             f"{row['seconds']:.0f}",
         ])  # fmt: skip
     loss, cache = "validation loss", "KV cache, B/token"
@@ -263,19 +281,19 @@ def _heads_over_steps(comparison: ComparedRuns) -> Iterator[Section]:
 
 
 def _run_method(comparison: ComparedRuns) -> Section:
-    """Return how the runs were trained and measured, the configuration fields in which variants
-    differ, and each configuration.
+    """Return the section that says how the runs were trained and measured, with the configuration
+    fields in which variants differ and each variant's whole configuration.
     """
-    first, places = comparison.of(comparison.baseline)[0], tables.machines(comparison)
-    data, config, validation = first.data, first.config, first.summary.validation
-    train, optimizer, dropped = config.train, config.optimizer, data.overlap
+    baseline_run, machines = comparison.of(comparison.baseline)[0], tables.machines(comparison)
+    config, validation = baseline_run.config, baseline_run.summary.validation
+    train, optimizer, data = config.train, config.optimizer, baseline_run.data
     overlap = ""
-    if dropped is None:
+    if data.overlap is None:
         overlap = "; held-out documents were not compared with the training text"
-    elif dropped.documents:
+    elif data.overlap.documents:
         overlap = (
-            f"; {dropped.documents} held-out documents, which partly occur in the training text, "
-            "are left out of validation"
+            f"; {data.overlap.documents} held-out documents, which partly occur in the training "
+            "text, are left out of validation"
         )
     entries = [
         ("Text", f"{data.text}; {data.trained} training and {data.validation_tokens:,} validation "
@@ -290,7 +308,7 @@ def _run_method(comparison: ComparedRuns) -> Section:
         ("Validation", f"all {validation.num_windows} windows of {train.length} tokens, each token "
                        "predicted once"),
         ("Intervals", f"{INTERVAL} {errors_over(comparison)}; differences are paired"),
-        ("Machine", "; ".join(places)),
+        ("Machine", "; ".join(machines)),
     ]  # fmt: skip
     differing: list[Part] = []
     if rows := tables.differing_fields(comparison):

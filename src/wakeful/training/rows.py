@@ -42,8 +42,8 @@ def train_variants(
     differences between variants are paired. `resume` continues an interrupted comparison: finished
     runs are kept, unfinished ones continue, new variants and seeds are added. A run that diverges
     stays unfinished while the others continue, unless it is the baseline's. All variants are
-    checked before anything is written. `layouts` names the report's layouts; `cluster` distributes
-    the runs (`training.cluster`), which are otherwise trained here one by one.
+    checked before anything is written. `layouts` names the report's layouts. `cluster` distributes
+    the runs (`training.cluster`); without it they are trained here one by one.
     """
     workers = cluster_of(cluster) if cluster else None
     if len(set(seeds)) != len(seeds):
@@ -60,35 +60,35 @@ def train_variants(
     variants = _resolve_variants(variants, display, reference)
     if not resume:
         comparison.make("compare", facts)
-    rows = [
-        _Row(name, config, seed, comparison.path)
+    runs = [
+        _PlannedRun(name, config, seed, comparison.path)
         for seed in seeds
         for name, config in variants.items()
     ]
     for name, config in variants.items():
         refuse_link(comparison.path / name)
-        for seed in facts["seeds"]:
-            _Row(name, config, seed, comparison.path).check_config()
+        for seed in facts["seeds"]:  # those of earlier calls too
+            _PlannedRun(name, config, seed, comparison.path).check_config()
     new_fields = {key: facts[key] for key in ("variants", "seeds", "layouts")}
     comparison.update(status="running", **new_fields)
     baseline = comparison.header.baseline
-    may_diverge = {row.label for row in rows if row.variant != baseline}
+    may_diverge = {run.label for run in runs if run.variant != baseline}
     try:
         if workers is not None:
-            work = [run_work(row.label, row.config, row.folder.absolute()) for row in rows]
+            work = [run_work(run.label, run.config, run.folder.absolute()) for run in runs]
             with display("compare") as show:
                 distribute_work(
                     work, workers, comparison.path.absolute(), show, may_diverge=may_diverge
                 )
         else:
-            for row in rows:
-                with display(row.variant if len(seeds) == 1 else row.label) as show:
+            for run in runs:
+                with display(run.variant if len(seeds) == 1 else run.label) as show:
                     try:
-                        row.train(show)
+                        run.train(show)
                     except Diverged as error:
-                        if row.label not in may_diverge:
+                        if run.label not in may_diverge:
                             raise
-                        show.note(f"{row.label}: {error}; the others go on without it")
+                        show.note(f"{run.label}: {error}; the others go on without it")
     except BaseException:
         comparison.set_status("stopped")
         raise
@@ -99,13 +99,14 @@ def train_variants(
 def _merge_existing(
     comparison: Run, facts: dict[str, Any]
 ) -> tuple[str, Mapping[str, object]] | None:
-    """Put a comparison's existing variants, seeds and layouts before the new ones in `facts`.
+    """Put the variants, seeds and layouts of an existing comparison before those in `facts`, which
+    is changed.
 
-    Return the variant of one of its runs and that run's values of `IN_COMMON`, which all others
-    must share; None if no run has begun.
+    Return (variant, values) of the first of its runs that has begun: all runs must have the same
+    values of the fields in `IN_COMMON`. None if no run has begun.
 
     Raises:
-        WakefulError: the folder holds no comparison, or one without any of the new variants.
+        WakefulError: the folder holds no comparison, or one that shares no variant with `facts`.
     """
     stored = Run.open(comparison.path)
     stored.check_kind("compare", "is not a comparison")
@@ -135,10 +136,13 @@ def _finished(comparison: Run) -> bool:
     return all(is_done(folder) for folder in folders)
 
 
-class _Row:
-    """A variant with a seed: a run of a comparison."""
+class _PlannedRun:
+    """A run of a comparison, of one variant with one seed, which may have begun or ended."""
 
     def __init__(self, variant: str, config: Config, seed: int, folder: Path) -> None:
+        """Set the run's label, its folder below the comparison's `folder`, and its configuration:
+        `config` with this seed.
+        """
         self.variant, self.label = variant, f"{variant}, seed {seed}"
         self.folder = folder / variant / f"seed-{seed}"
         self.config = dataclasses.replace(
@@ -147,7 +151,7 @@ class _Row:
 
     @property
     def exists(self) -> bool:
-        """True where its folder exists."""
+        """True if the run has begun."""
         return (self.folder / "run.json").is_file()
 
     def train(self, show: Display) -> None:
@@ -162,7 +166,8 @@ class _Row:
             ) from None
 
     def check_config(self) -> None:
-        """Raise `WakefulError` if the run in its folder has another configuration.
+        """Raise `WakefulError` if the run has begun with another configuration, or its folder is a
+        symbolic link.
 
         Reports treat all seeds of a variant as one configuration.
         """
@@ -186,13 +191,14 @@ def _resolve_variants(
     display: DisplayFactory,
     reference: tuple[str, Mapping[str, object]] | None,
 ) -> dict[str, Config]:
-    """Return the variants' resolved configurations.
+    """Return the variants' resolved configurations, by name, after checking that each can be
+    trained.
 
-    Their values of `IN_COMMON` must be those of `reference`, the name and values of an existing
-    run, or else those of the first variant: otherwise losses could not be paired.
+    So that their losses can be paired, all must have the same values of the fields in `IN_COMMON`
+    as `reference`: (variant, values) of an existing run, or None for the first of `variants`.
 
     Raises:
-        WakefulError: they are not, or a run could not start.
+        WakefulError: a value differs, or a run could not start.
     """
     resolved: dict[str, Config] = {}
     for name, config in variants.items():

@@ -23,13 +23,14 @@ from wakeful.runs.distributed import ALONE, World
 from wakeful.runs.records import StepRow, ValidationRow, record
 from wakeful.runs.run import Run
 from wakeful.terminal.display import Display
-from wakeful.training.events import Write, check_packages
+from wakeful.training.events import Write, import_trackers
 from wakeful.training.objective import make_loss
 from wakeful.training.parallel import Parallel, check_shares, distribute
 
 
 def admit_parts(config: Config) -> None:
-    """Check every expression in a configuration, and import the users' modules that they name.
+    """Check every expression in a configuration, and import the users' modules that expressions
+    such as "my_module:MyOptimizer" name.
 
     Only for a configuration that the user wrote: one read from a run may be another person's, and
     importing a module runs its code.
@@ -53,14 +54,15 @@ def _check_schemes(config: Config, *, imports: bool = False) -> None:
 
 
 def check_parts(config: Config, world: World = ALONE) -> None:
-    """Check that the model, the optimizer and the measurements of a run can be made.
+    """Check that the model, the optimizer and the measurements of a run can be made, and that its
+    batch can be divided over the processes.
 
     The model is made on the meta device, where weights take no memory.
 
     Raises:
-        WakefulError: one of them cannot be made.
+        WakefulError: one of these fails, or a tracker's package is not installed.
     """
-    check_packages(config)
+    import_trackers(config)
     _check_schemes(config)
     check_shares(config, world)
     with _memory_errors(), torch.device("meta"):
@@ -69,7 +71,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
-    """Return a run's resolved configuration and its data, checked as its start would check them.
+    """Return (resolved configuration, data) of a run, checked as its start would check them.
 
     Only for a configuration that the user wrote: the user's modules that it names are imported.
 
@@ -96,12 +98,13 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
 def resolve_config(config: Config, data: Data, model: ModelConfig | None = None) -> Config:
     """Return the configuration with every field resolved.
 
-    The vocabulary's size becomes the data's unless the configuration's is larger; a warmup longer
-    than the run is shortened to it. With `model`, the configuration of a model to start from, that
-    is taken whole.
+    The vocabulary's size becomes the data's, unless a larger one is configured. A warmup longer
+    than the run is shortened to the run. If training starts from a model, `model` is its
+    configuration, and replaces the configured one.
 
     Raises:
-        WakefulError: that model's vocabulary lacks ids of the data's.
+        WakefulError: the vocabulary that is configured, or that of `model`, lacks ids of the
+            data's.
     """
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
@@ -138,9 +141,10 @@ class Training:
         initial: Decoder | None = None,
         teacher: Decoder | None = None,
     ) -> None:
-        """Make the parts, with the whole model on this process; `lay_out` distributes it.
+        """Make data, model, optimizer and loss; the whole model lies on this process until
+        `lay_out` distributes it.
 
-        For `initial` see `make_decoder`, for `teacher` `make_loss`.
+        For `initial` see `make_decoder`, for `teacher` see `make_loss`.
         """
         self.config, self.data, self.device, self.world = config, data, device, world
         self.batches = data.batches(config, rank=world.rank, world_size=world.size)
@@ -157,10 +161,9 @@ class Training:
         self.mixed = autocast(config.train, device)
 
     def lay_out(self) -> None:
-        """Distribute the first process's model over all processes.
+        """Distribute the first process's model over all processes, which all must call it.
 
-        Every process calls it. Several processes need a new optimizer, for sharding replaces the
-        parameters.
+        Several processes get a new optimizer, for sharding replaces the parameters.
         """
         self.world.share_weights(self.decoder)
         self.parallel = distribute(self.config, self.decoder, self.device, self.world)
@@ -169,9 +172,10 @@ class Training:
 
     @property
     def probe_context(self) -> contextlib.AbstractContextManager[object]:
-        """Context of a pass that probes watch: the weights' own precision.
+        """Context of a forward pass in which probes measure activations.
 
-        Sharded blocks have training's precision, and need its context.
+        It has the precision of the weights. Sharded blocks have bfloat16 weights in mixed
+        precision, and so need training's autocast.
         """
         return self.mixed if self.parallel.is_sharded else NO_AUTOCAST
 
@@ -179,6 +183,7 @@ class Training:
         """Add up the gradients of this process's part of a batch (B, L + 1), in micro-batches;
         return the loss, detached, the mean over all processes.
         """
+        # Equal parts, so that the mean of their losses is that of the batch.
         parts = batch.to(self.device, non_blocking=True).split(
             self.config.train.micro_batch_size or len(batch)
         )
@@ -197,15 +202,17 @@ class Training:
 
 
 def make_decoder(config: Config, device: torch.device, initial: Decoder | None = None) -> Decoder:
-    """Return the decoder on its device: `initial` itself, which is trained in place, or one with
-    random weights. All of its weights are trained, in float32, or float64 if `train.dtype` is.
+    """Return the decoder to train, on the device: `initial` itself, which is trained in place, or
+    one with random weights from `train.seed`.
+
+    All of its weights are trainable. They are float64 if `train.dtype` is float64, else float32.
     """
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
     with _memory_errors():
         if initial is None:
             decoder = initialize(Decoder(config.model), config.train.seed)
         else:
-            load_weights(initial)  # those that are still in their files
+            load_weights(initial)  # some may still be in their files
             decoder = initial.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return decoder.to(device=device, dtype=dtype)

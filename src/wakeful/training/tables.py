@@ -31,17 +31,21 @@ def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
 
     Losses and differences, in nats per token, are over the seeds shared with the baseline: `seeds`
     is their number, `seeds_used` lists them. With several seeds the loss is their mean and errors
-    are over seeds; with one, errors are over validation windows (`paired_over`); `errors_of` is the
-    number of seeds or windows. `_error` is the standard error, `_low` and `_high` are the ends of
-    the 95% confidence interval (Student's t). Perplexity and its interval are e to those of the
-    loss. `_ratio` is the ratio to the baseline, null where the baseline's figure is zero.
+    are over seeds; with one, errors are over validation windows (`paired_over`). `errors_of` is the
+    number of these seeds or windows. A column's `_error` is the standard error; `_low` and `_high`
+    are the ends of the 95% confidence interval (Student's t). Perplexity and its interval are e to
+    those of the loss. `_ratio` is the ratio to the baseline, null where the baseline's figure is 0.
     """
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
         runs = comparison.compared(variant)
-        losses = [mean_loss(run.validation) for run in runs]
-        loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
-        count = len(runs) if len(runs) > 1 else len(runs[0].validation)
+        run_losses = [mean_loss(run.validation) for run in runs]  # with their errors over windows
+        if len(runs) > 1:
+            loss, error = mean_and_error([mean for mean, _ in run_losses])
+            count = len(runs)
+        else:
+            loss, error = run_losses[0]
+            count = len(runs[0].validation)
         low, high = confidence_interval(loss, error, count)
         difference, difference_error = paired_difference(comparison, variant)
         ends = confidence_interval(difference, difference_error, pairs_counted(comparison, variant))
@@ -78,11 +82,11 @@ def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
 
 
 def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
-    """Return the variant's final validation loss minus the baseline's, paired, with its error.
+    """Return the variant's final validation loss minus the baseline's, with its standard error.
 
-    Over seeds, d_s = loss of the variant − loss of the baseline with seed s: mean and s / √n of the
-    d_s (`mean_and_error`). Over the windows of one seed: `mean_paired_difference`. NaN if they
-    share no seed.
+    If they share several seeds, it is the mean over these of the difference with one seed, and the
+    error is over seeds (`mean_and_error`). With one seed the error is over validation windows
+    (`mean_paired_difference`). Both are NaN if they share no seed, and 0 for the baseline itself.
     """
     if variant == comparison.baseline:
         return 0.0, 0.0
@@ -111,9 +115,11 @@ def _ratio(column: str) -> pl.Expr:
 def relative_training_loss(comparison: ComparedRuns, window: int) -> pl.DataFrame:
     """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
 
-    Columns: variant, step, difference, low, high (nats per token). Runs are paired by seed
-    and by step; with several seeds the difference is their mean and low to high its 95% confidence
-    interval over seeds, at the steps that all of them have; with one seed low and high are null.
+    `window` is the number of steps to smooth over. The columns are variant, step, difference, low
+    and high, in nats per token. Runs are paired by seed and by step. With several seeds the
+    difference is their mean, low to high its 95% confidence interval over seeds, and steps that a
+    seed lacks are left out. With one seed low and high are null. Without any pair of runs the frame
+    is empty, without columns.
     """
     frames = [
         _relative_curve(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
@@ -140,10 +146,10 @@ def training_rows(run: TrainedRun) -> pl.DataFrame:
 
 
 def _relative_curve(pairs: Pairs, window: int) -> pl.DataFrame:
-    """Return the smoothed loss minus the baseline's, the mean over the pairs of runs: `step`,
-    `difference`, and its 95% interval `low` to `high`, null with one pair.
+    """Return the smoothed loss minus the baseline's, the mean over the pairs (run, baseline run).
 
-    Only steps that all pairs have, at most `_MOST_POINTS` of them.
+    The columns are `step`, `difference`, and the ends `low` and `high` of its 95% interval over
+    pairs, null with one pair. Only steps that all pairs have are taken, at most `_MOST_POINTS`.
     """
     curves: list[pl.DataFrame] = []
     for run, base in pairs:
@@ -152,23 +158,23 @@ def _relative_curve(pairs: Pairs, window: int) -> pl.DataFrame:
         curves.append(
             joined.select("step", difference=_smooth(joined["loss"] - joined["base"], window))
         )
-    gathered = (
+    gathered = (  # a list of the pairs' differences for each step
         pl.concat(curves)
         .group_by("step", maintain_order=True)
-        .agg("difference", seeds=pl.len())
-        .filter(pl.col("seeds") == len(pairs))
+        .agg("difference", num_pairs=pl.len())
+        .filter(pl.col("num_pairs") == len(pairs))
         .sort("step")
     )
     curve = _with_errors(_subsampled(gathered), "difference")
-    several = len(pairs) > 1
-    half_width = pl.when(several).then(pl.col("error") * student_quantile(len(pairs) - 1))
+    half_width = pl.col("error") * student_quantile(len(pairs) - 1)
+    half_width = pl.when(len(pairs) > 1).then(half_width)  # otherwise null
     mean = pl.col("difference")
     return curve.select("step", mean, low=mean - half_width, high=mean + half_width)
 
 
 def _with_errors(frame: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return a frame with a column's lists replaced by their means, and the standard errors of
-    these in a new column `error`.
+    """Return the frame with the lists in `column` replaced by their means, and with a new column
+    `error` of the means' standard errors.
     """
     estimates = [mean_and_error(values) for values in frame[column].to_list()]
     schema = {column: pl.Float64, "error": pl.Float64}
@@ -183,7 +189,7 @@ def _smooth(losses: pl.Series, window: int) -> np.ndarray:
 
 def _subsampled(frame: pl.DataFrame) -> pl.DataFrame:
     """Return at most `_MOST_POINTS` rows of a curve at equal distances, the last row included."""
-    every = max(1, -(-len(frame) // _MOST_POINTS))
+    every = max(1, math.ceil(len(frame) / _MOST_POINTS))
     start = (len(frame) - 1) % every  # so that the last row is taken
     return frame[start::every]
 
@@ -191,8 +197,8 @@ def _subsampled(frame: pl.DataFrame) -> pl.DataFrame:
 def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
     """Return the figures that runs logged over steps: one row per `figure`, `variant` and `step`.
 
-    `value` is the mean over the seeds, `error` its standard error (NaN for one seed) and `seeds`
-    their number. Only steps that all of a variant's seeds have reached.
+    `value` is the mean over the variant's seeds, `error` its standard error (NaN for one seed) and
+    `seeds` their number. Steps that a seed of the variant has not logged are left out.
     """
     keys = ("figure", "variant", "step")
     parts = [
@@ -200,8 +206,10 @@ def followed_figures(comparison: ComparedRuns) -> pl.DataFrame:
         for variant in comparison.variants
         for run in comparison.of(variant)
     ]
+    # A list of the seeds' values for each figure, variant and step.
     values = pl.concat(parts).group_by(keys).agg("value", seeds=pl.len()).sort(keys)
-    complete = values.filter(pl.col("seeds") == pl.col("seeds").max().over("figure", "variant"))
+    num_seeds = pl.col("seeds").max().over("figure", "variant")
+    complete = values.filter(pl.col("seeds") == num_seeds)
     return _with_errors(complete, "value").select(
         "figure", "variant", "step", "value", "error", "seeds"
     )
@@ -214,25 +222,27 @@ def smoothing_window(comparison: ComparedRuns) -> int:
 
 
 def differing_fields(comparison: ComparedRuns) -> list[tuple[str, str]]:
-    """Return (variant, configuration fields) as text: of the baseline all fields in which any
-    variant differs, of each other variant those in which it differs from the baseline.
+    """Return (variant, configuration fields with their values as text) for each variant, the
+    baseline first.
 
-    Seeds, which every variant has alike, are left out; [] where nothing else differs.
+    For the baseline these are all fields in which any variant differs from it, for another variant
+    those in which it differs. The seed is left out. The list is empty if nothing differs.
     """
     runs = [comparison.of(variant)[0] for variant in comparison.variants]
     base, *others = [flatten_config(run.config) for run in runs]
-    changes = [
-        {key: value for key, value in other.items() if value != base[key] and key != "train.seed"}
-        for other in others
-    ]
-    keys = dict.fromkeys(key for changed in changes for key in changed)
-    if not keys:
+    changes: list[dict[str, Any]] = []
+    for other in others:
+        changed = {key: value for key, value in other.items() if value != base[key]}
+        changed.pop("train.seed", None)  # the first seeds of two variants may differ
+        changes.append(changed)
+    base_fields = {key: base[key] for changed in changes for key in changed}
+    if not base_fields:
         return []
-    fields = [{key: base[key] for key in keys}, *changes]
-    return [
-        (run.variant, "; ".join(f"{key} = {_value_text(value)}" for key, value in table.items()))
-        for run, table in zip(runs, fields, strict=True)
-    ]
+    rows: list[tuple[str, str]] = []
+    for run, fields in zip(runs, [base_fields, *changes], strict=True):
+        texts = [f"{key} = {_value_text(value)}" for key, value in fields.items()]
+        rows.append((run.variant, "; ".join(texts)))
+    return rows
 
 
 def same_tokens(comparison: ComparedRuns) -> bool:

@@ -30,14 +30,14 @@ def window_losses(
 ) -> pl.DataFrame:
     """Return one row per validation window: `window`, `loss` (mean nats per token), `tokens`.
 
-    A task has the column `optimal` too, the loss of the task's own distribution on the same
-    targets; a mixture has `domain`.
+    For a synthetic task there is a column `optimal` too, the loss of the task's own distribution on
+    the same targets, and for a mixture of texts `domain`.
 
-    Covers the whole set in order; each token but the first is predicted once, from the tokens
-    before it in its window: those of its own document unless `cross_documents`.
+    The windows cover the whole set in order. Each token but the first is predicted once, from the
+    tokens before it in its window; without `cross_documents`, only from those of its own document.
 
-    Every process calls it, and has a part of the batches. In the last round processes without a
-    batch compute the first one and drop the result: a sharded model runs on all at once.
+    Every process calls it and takes a part of the batches. In the last round, processes without a
+    batch compute the first batch and drop the result: a sharded model needs all processes.
     """
     parallel = model if isinstance(model, Parallel) else Parallel(model)
     decoder, world = parallel.decoder, parallel.world
@@ -63,6 +63,7 @@ def window_losses(
                 )
             if not has_batch:
                 continue
+            # The rows of this batch's windows among all windows.
             rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
             tokens[rows] = (targets != IGNORED).sum(1)
             losses[rows] = token_losses.double().sum(1).cpu() / tokens[rows]
@@ -85,11 +86,12 @@ def window_losses(
 
 
 def task_losses(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Return the loss of a task's own distribution at each target, (B, L), in nats; None for text.
+    """Return the loss of a synthetic task's own distribution at each target, (B, L), in nats; None
+    for text, where it is unknown.
 
-    `inputs` and `targets` are (B, L); at a target of −100, which is not counted, the loss is 0.
+    `inputs` and `targets` are (B, L). At a target of −100, which is not counted, the loss is 0.
     """
-    # A target is the input after it, so that these are whole sequences of L + 1 tokens.
+    # Target i is input i + 1: with the first input they are whole sequences, (B, L + 1).
     sequences = torch.cat([inputs[:, :1], targets.clamp(min=0)], 1)
     losses = token_file.optimal_losses(sequences.numpy())
     return None if losses is None else torch.from_numpy(losses).where(targets != IGNORED, 0.0)
@@ -101,8 +103,8 @@ def mean_loss(windows: pl.DataFrame) -> Estimate:
 
 
 def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow]:
-    """Evaluate on the full validation set after a step and record the result; return the losses of
-    the windows and the recorded row.
+    """Evaluate on the full validation set after a step and record the result in metrics.jsonl;
+    return (losses of the windows, the recorded row). Every process calls it.
 
     Raises:
         Diverged: the loss is not finite.
@@ -143,9 +145,10 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow
 
 
 def optimal_loss(training: Training, batch: Tensor) -> float | None:
-    """Return the mean loss of a task's own distribution on the batches of all processes.
+    """Return the mean loss of a synthetic task's own distribution on the batches of all processes.
 
-    None for text, where it is unknown, and with a teacher, whose loss is not the cross-entropy.
+    None for text, where it is unknown, and with a teacher, for then the training loss is not the
+    cross-entropy, to which it would be compared.
     """
     config, world = training.config, training.world
     if config.train.distill.teacher:

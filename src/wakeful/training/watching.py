@@ -63,7 +63,7 @@ def diagnose_windows(
     autocast: contextlib.AbstractContextManager[object] = NO_AUTOCAST,
 ) -> Frame:
     """Run the probes of `DIAGNOSED_METRICS` and those in `more` over the first `num_sequences`
-    whole windows of the validation set; return their rows, for each layer and head, by layer.
+    validation windows that have no padding; return the probes' rows, sorted by layer.
 
     Without `ranks`, the singular-value ranks, which take longer than all other figures, are left
     out. Every process calls it, and measures the same.
@@ -80,7 +80,7 @@ def diagnose_windows(
     with evaluating(decoder), autocast, watch(decoder, *probes) as watcher:
         for start in range(0, len(sequences), batch_size):
             part = slice(start, start + batch_size)
-            # Where a task asks for a copy; text has no such places.
+            # The positions at which a synthetic task asks for a copy; text has none.
             bos.triggers = None if triggers is None else torch.from_numpy(triggers[part])
             parallel.call(decoder.hidden, sequences[part].to(device))
     parallel.settle()  # frees weights that the calls have gathered
@@ -88,9 +88,10 @@ def diagnose_windows(
 
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
-    """Return the inputs of the first `number` windows without padding, or of the first window if
-    all are padded.
+    """Return the inputs of the first `number` windows that have no padding, each (1, L), or of the
+    first window if all have.
     """
+    # A window is padded at its end, with targets that are not counted.
     unpadded = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
     return list(itertools.islice(unpadded, number)) or [windows.batch(0)[0][:1]]
 
@@ -98,29 +99,37 @@ def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "
 def window_rows(
     windows: ValidationWindows, number: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets of the first `number` windows, or of all, one row each."""
-    batches = (zip(inputs.split(1), targets.split(1), strict=True) for inputs, targets in windows)
-    return itertools.islice(itertools.chain.from_iterable(batches), number)
+    """Yield (inputs, targets), each (1, L), of the first `number` windows; None means all."""
+    rows = (
+        row
+        for inputs, targets in windows  # batches of windows
+        for row in zip(inputs.split(1), targets.split(1), strict=True)
+    )
+    return itertools.islice(rows, number)
 
 
 def figures(rows: Frame) -> dict[str, float]:
-    """Return the mean over layers of each figure of `DIAGNOSED_METRICS`, by its name there, from
-    the rows of whole layers; means that are missing or not finite are left out.
+    """Return the mean over layers of each figure of `DIAGNOSED_METRICS`, by its name there.
+
+    `rows` are those of probes; the rows of single heads do not count. Means that are missing or not
+    finite are left out.
     """
     means: dict[str, float] = {}
     for name, (metric, variant, position) in DIAGNOSED_METRICS.items():
-        chosen = rows.filter(
+        layer_rows = rows.filter(
             pl.col("head").is_null(), metric=metric, variant=variant, position=position
         )
-        mean = mean_over_layers(chosen)
+        mean = mean_over_layers(layer_rows)
         if mean is not None and math.isfinite(mean):
             means[name] = mean
     return means
 
 
 def record_diagnosis(training: Training, step: int) -> None:
-    """Measure the configured figures after a step and record them: those of each head with
-    `train.diagnose.heads`, and, except before the first step (0), the means over layers.
+    """Measure the figures of `train.diagnose` after a step and record them.
+
+    The means over layers go to metrics.jsonl and the trackers, except before the first step (0).
+    With `train.diagnose.heads`, each head's figures go to trajectories.jsonl.
     """
     settings, run = training.config.train.diagnose, training.run
     probe_rows = diagnose_windows(
@@ -135,7 +144,10 @@ def record_diagnosis(training: Training, step: int) -> None:
 
 
 def logged_diagnosis(run: Run, step: int) -> dict[str, float]:
-    """Return the figures of the diagnosis after a step, by name, as last logged; {} without one."""
+    """Return the figures of the diagnosis after a step, by name, as logged; {} if there is none.
+
+    A resumed run may have logged a diagnosis again: the last one counts.
+    """
     diagnosis: dict[str, float] = {}
     for row in run.metrics():
         if (row["kind"], row["step"]) == ("diagnosis", step):

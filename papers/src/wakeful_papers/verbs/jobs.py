@@ -13,7 +13,7 @@ from wakeful.training.cluster import (
     distribute_work,
     job_result,
     run_work,
-    train_row,
+    train_from_table,
 )
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
@@ -64,7 +64,7 @@ def dealt_out(
             call = judge_one, judge, name, str(own_place)
             # A page is written anew, whatever is there.
             work[folder] = Work(name, own_place, call, after, shows_done=False)
-    runs_of = {each.label for each in work.values() if each.call[0] is train_row}
+    runs_of = {each.label for each in work.values() if each.call[0] is train_from_table}
     may_diverge = runs_of - baselines
     names = [plan.exhibit.name for plan in plans.values()]
     with display(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
