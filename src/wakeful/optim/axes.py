@@ -46,7 +46,9 @@ class RotationPlan(tuple[Line, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return a table, in which parameters that differ in their layer alone share a row."""
+        """Return the plan as a table of text; parameters whose lines differ only in the layer's
+        number share a row, with their count.
+        """
         counts = Counter(
             (
                 _without_layer_numbers(line.name),
@@ -74,8 +76,9 @@ def _without_layer_numbers(name: str) -> str:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Return parameter names in one line: those of all layers once, with their count, and no more
-    than `_LISTED`.
+    """Return parameter names as text for a message: at most `_LISTED`, and the number of others.
+
+    Names that differ only in the layer's number are listed once, with their count.
     """
     counts = Counter(map(_without_layer_numbers, names))
     listed = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
@@ -85,8 +88,8 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a name without the parts that wrappers (data parallelism, compilation, checkpointing)
-    insert, so that a wrapped model keeps its rotations.
+    """Return a parameter's name without the parts that wrapping modules insert (for data
+    parallelism, compilation or checkpointing): a wrapped model has the same rotations.
     """
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
@@ -97,16 +100,18 @@ def decide_axes(
     *,
     both_sides: bool = False,
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return for each parameter's name (axes, reason): the rotated axes, the residual stream's
-    first, and what they were decided by.
+    """Decide which axes of each parameter are rotated; return (axes, reason) by the parameter's
+    name.
 
-    `axes` are the user's choices. With `both_sides`, matrices are rotated on both axes, but not on
-    one that counts tokens or positions.
+    The axis in the residual stream is the first of the axes. The user's choices, `axes`, go before
+    the roles of parameters, and these before a family's patterns for names. With `both_sides`,
+    matrices are rotated on both axes, but not on one that counts tokens or positions.
 
     Raises:
         WakefulError: `axes` names an unknown parameter, or an axis that a matrix does not have.
     """
     user_choice = _axis_chooser(parameters, axes)
+    # (family, role) of matrices whose names fit a family of models, such as Llama's.
     families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
     decisions: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parameter in parameters.items():
@@ -124,7 +129,7 @@ def decide_axes(
         if role is None and plain_name(name) in families:
             family, role = families[plain_name(name)]
             why = f"family {family}"
-        if role is None:
+        if role is None:  # nothing is known: guess the input axis of a linear layer
             decisions[name] = (1,), ASSUMED
         elif role.residual is None:  # no axis lies in the residual stream
             decisions[name] = (), why
@@ -137,7 +142,8 @@ def decide_axes(
 def _axis_chooser(
     parameters: Mapping[str, Tensor], axes: Axes | None
 ) -> Callable[[str, Tensor], AxisChoice]:
-    """Return a function of (name, parameter) that gives the user's choice of its axes, or None.
+    """Return a function of (name, parameter) that gives the user's choice of the parameter's axes,
+    or None where there is none.
 
     Raises:
         WakefulError: `axes` is a mapping with a parameter that the optimizer does not have.
@@ -146,7 +152,7 @@ def _axis_chooser(
         return lambda name, parameter: None
     if not isinstance(axes, Mapping):
         return axes
-    # By name, or by id: a tensor's own comparison is elementwise.
+    # A tensor as a key is found by its id: tensors are compared elementwise.
     choices: dict[str | int, AxisChoice] = {}
     own_keys = parameters.keys() | {id(parameter) for parameter in parameters.values()}
     for parameter, choice in axes.items():

@@ -24,12 +24,12 @@ NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
 def decay_groups(named_parameters: NamedParameters, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups for any torch optimizer, of (name, parameter) pairs: parameters
-    that decay, then the others.
+    """Divide (name, parameter) pairs into two groups for any torch optimizer: parameters with
+    weight decay, then those without.
 
     Tensors with two or more dimensions decay by `weight_decay`, unless their module declares that
     they do not; others have weight decay 0. An empty group is left out. Frozen parameters stay in:
-    without a gradient they never move.
+    without a gradient they never change.
 
     Raises:
         WakefulError: there is no parameter, or one parameter comes twice.
@@ -71,8 +71,9 @@ def build_optimizer(
 
     `optimizer` is a name (adamw, orthoadam, muon), an expression such as "muon(ns_steps=3)" or
     "my_module:MyOptimizer(k=2)", whose module is imported, or a class or function that takes groups
-    of named parameters. `options` are further arguments, not repeating those of the expression.
-    The three named optimizers decouple weight decay; others, such as torch.optim:SGD, may not.
+    of named parameters. `options` are further arguments, such as `lr`; the expression must not set
+    the same ones. The three named optimizers decouple weight decay from the gradient; others, such
+    as torch.optim:SGD, may not.
 
     Raises:
         WakefulError: the name or an option is unknown, an option is given twice, a value is out of
@@ -115,14 +116,15 @@ def build_optimizer(
 def configure_optimizer(
     config: "OptimizerConfig", named_parameters: NamedParameters, *, seed: int
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that a configuration describes.
+    """Return the optimizer that a configuration describes, over named parameters; `seed` makes
+    OrthoAdam's rotations.
 
-    The configuration's fields are passed as the options of the same names that the optimizer has,
-    unless its default has another form than the field, such as three betas: such an option is left
-    to the expression. Each group keeps the ratio of its learning rate to `lr`, which every schedule
-    keeps.
+    A field of the configuration is passed as the optimizer's option of that name, if the option's
+    default is of the same form. An option of another form, such as three betas, can only be set in
+    the expression `config.name`. Each group gets `lr_scale`, the ratio of its learning rate to
+    `config.lr`, by which schedules multiply.
     """
-    build = optimizer_of(config.name)  # refuses what a file names and nobody has admitted
+    build = optimizer_of(config.name)  # an error unless the user's module is imported already
     fields = {
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,
@@ -140,7 +142,7 @@ def configure_optimizer(
         config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
     )
     for group in optimizer.param_groups:
-        if config.lr and "lr" in group:
+        if config.lr and "lr" in group:  # Muon has set the ratio itself
             group.setdefault("lr_scale", float(group["lr"]) / config.lr)
     return optimizer
 
@@ -162,7 +164,7 @@ def check_step(config: "OptimizerConfig") -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = configure_optimizer(config, weights.items(), seed=0)
-            if hasattr(optimizer, "train"):
+            if hasattr(optimizer, "train"):  # a schedule-free one: it switches between two weights
                 raise WakefulError("it evaluates other weights than it trains")
             optimizer.step()
         state_to_json(optimizer.state_dict(), {})
@@ -171,8 +173,8 @@ def check_step(config: "OptimizerConfig") -> None:
 
 
 def _describe_form(default: object) -> str:
-    """Return a default value's form, such as "number" or "(number, number)"; "" for None or no
-    default.
+    """Return the form of an option's default value, such as "number" or "(number, number)"; "" if
+    there is no default or it is None.
     """
     if isinstance(default, tuple | list):
         return f"({', '.join(map(_describe_form, default))})"
@@ -182,16 +184,18 @@ def _describe_form(default: object) -> str:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group of parameters its learning rate, in its ratio to `lr`."""
+    """Set the learning rate of every group of parameters to `lr` times the group's `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def optimizer_of(name: str | Builder, *, imports: bool = False) -> "partial[Any]":
-    """Return the constructor that an expression names, with the expression's options bound.
+    """Return an optimizer's constructor as a `partial`, with the options that the expression sets.
 
-    With `imports` the module of `my_module:MyOptimizer` may be imported: only where the user wrote
-    the expression, not where a file did.
+    `name` is the expression, such as "muon(ns_steps=3)", or the constructor itself.
+
+    With `imports` the module of `my_module:MyOptimizer` may be imported: allow it only if the user
+    wrote the expression, and not if it comes from a file.
     """
     if not isinstance(name, str):
         return partial(name)
@@ -225,10 +229,10 @@ BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 def warmup_cosine(
     step: int, *, steps: int, warmup_steps: int, initial: float, peak: float, final: float
 ) -> float:
-    """Return the learning rate of one of `steps` steps, counted from 0.
+    """Return the learning rate of step `step`, counted from 0, of a run of `steps` steps.
 
-    It goes in a straight line from `initial` to `peak` over `warmup_steps`, then by half a cosine
-    down to `final`, which the last step reaches.
+    The rate rises in a straight line from `initial` to `peak` over `warmup_steps`, then falls by
+    half a cosine to `final`, which the last step has.
     """
     if step < warmup_steps:
         return initial + (peak - initial) * step / warmup_steps

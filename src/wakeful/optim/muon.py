@@ -69,7 +69,7 @@ class MuonAdamW(torch.optim.Optimizer):
             adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=can_fuse(rest))
             self._parts.append(adamw)
         super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
-        # Set afterwards: defaults given above would be filled into AdamW's groups too.
+        # For schedules that cycle it. Defaults given above would be filled into AdamW's groups too.
         self.defaults["momentum"] = momentum
         self._has_all_groups = True
         self._link()
@@ -89,7 +89,10 @@ class MuonAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _link(self) -> None:
-        """Let the two parts, Muon and AdamW, work on this optimizer's own groups and state."""
+        """Make Muon and AdamW, the parts, work on this optimizer's own groups and state.
+
+        Loading and copying replace these objects, so that the parts must be linked again.
+        """
         groups = iter(self.param_groups)
         for part in self._parts:
             part.param_groups = [next(groups) for _ in part.param_groups]
@@ -116,7 +119,9 @@ def can_fuse(groups: list[dict[str, Any]]) -> bool:
 
 
 def _split_groups(groups: Groups) -> tuple[Groups, Groups]:
-    """Return (groups of the hidden matrices, groups of all other parameters), none empty."""
+    """Divide each group into hidden matrices and other parameters; return (groups of the former,
+    groups of the latter), leaving out empty ones. A group's options are kept.
+    """
     hidden: Groups = []
     rest: Groups = []
     for group in groups:
@@ -128,8 +133,10 @@ def _split_groups(groups: Groups) -> tuple[Groups, Groups]:
 
 
 def _is_hidden(name: str, parameter: Tensor) -> bool:
-    """Return True for a matrix that reads or writes the residual stream, but is no embedding or
-    head. A matrix without a role, whose name tells nothing, counts as one.
+    """Return True for a hidden matrix: it reads or writes the residual stream, and is neither an
+    embedding nor a head.
+
+    A matrix counts as hidden if it has no declared role and its name tells nothing.
     """
     role = role_of(parameter) or role_outside_layers(name)
     in_stream = role is None or (role.residual is not None and not role.vocabulary)

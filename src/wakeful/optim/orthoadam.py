@@ -94,7 +94,7 @@ class OrthoAdam(torch.optim.Optimizer):
         module: nn.Module | None = None,
         kernel: str = "auto",
     ) -> None:
-        """Decide which axes of which parameters are rotated; see the class."""
+        """Add the parameters and decide which of their axes are rotated; see the class."""
         if sides not in {"residual", "both"}:
             raise WakefulError(f"sides={sides!r} is not 'residual' or 'both'")
         if kernel not in KERNELS:
@@ -107,7 +107,8 @@ class OrthoAdam(torch.optim.Optimizer):
         self._both_sides = sides == "both"
         self._kernel = kernel
         self._rotated: dict[Tensor, RotatedParameter] = {}
-        # The base class adds the groups one by one; axes are decided when all names are known.
+        # The base class calls `add_param_group` for each group. Axes are decided when all names are
+        # known.
         self._constructed = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -121,9 +122,13 @@ class OrthoAdam(torch.optim.Optimizer):
         return {**super().__getstate__(), **kept, "_axes": None, "_module": None}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters and decide their rotated axes.
+        """Add a group of parameters and decide which of their axes are rotated.
 
-        A group that is refused, by a `WakefulError`, is left out: the optimizer stays as it was.
+        Parameters without names get those in the module that the optimizer was given, if any.
+
+        Raises:
+            WakefulError: an option is out of range, a parameter is not real floating point, or as
+                `_decide_axes`. The optimizer stays as it was.
         """
         if self._module is not None:
             params = _with_names(param_group["params"], self._module)
@@ -146,8 +151,10 @@ class OrthoAdam(torch.optim.Optimizer):
             raise
 
     def _decide_axes(self, groups: list[dict[str, Any]]) -> None:
-        """Decide the rotated axes of these groups' parameters, and describe their rotations in the
-        groups, for checkpoints. A warning names matrices whose axis is a guess.
+        """Decide which axes of these groups' parameters are rotated; warn of matrices whose axis is
+        a guess.
+
+        Each group gets an entry "rotations", which describes its rotations in checkpoints.
 
         Raises:
             WakefulError: two parameters have one name, a choice of axes does not fit, or a rotation
@@ -157,6 +164,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new_parameters = [parameter for group in groups for parameter in group["params"]]
+        # Of all parameters, since a family of models is known by several names.
         decisions = decide_axes(parameters, self._axes, both_sides=self._both_sides)
         if self._recipe.rotates:
             for parameter in new_parameters:
@@ -196,8 +204,8 @@ class OrthoAdam(torch.optim.Optimizer):
         yield from unique.values()
 
     def rotation_bytes(self) -> int:
-        """Return the bytes of the fixed rotations made so far, shared tensors once; learned
-        rotations are in the state.
+        """Return the bytes of the fixed rotations made so far; tensors that several share count
+        once. Learned rotations are left out: they are in the optimizer's state.
         """
         fixed = [
             vars(rotation)
@@ -224,15 +232,23 @@ class OrthoAdam(torch.optim.Optimizer):
             (group, [parameter for parameter in group["params"] if parameter.grad is not None])
             for group in self.param_groups
         ]
-        # All are prepared before any is moved: what is refused changes nothing.
-        jobs = [[self._prepare(p, group) for p in parameters] for group, parameters in active]
-        for group_jobs in jobs:
-            take_step(group_jobs, self._kernel)
+        # All steps are prepared before any is taken: a refused gradient changes no weight.
+        steps_of_groups = [
+            [self._prepare(parameter, group) for parameter in parameters]
+            for group, parameters in active
+        ]
+        for steps in steps_of_groups:
+            take_step(steps, self._kernel)
         return loss
 
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> ParameterStep:
-        """Create what is missing of one parameter's rotations and state; return its step, not yet
-        taken.
+        """Return one parameter's step, not yet taken, after creating its rotations and moments if
+        they are missing.
+
+        Rotations are also made anew if the parameter has moved to another device or dtype.
+
+        Raises:
+            WakefulError: the gradient is sparse, or rotations find no memory.
         """
         rotated = self._rotated[parameter]
         if cast(Tensor, parameter.grad).layout != torch.strided:
@@ -245,7 +261,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if rotated.rotations is None or rotated.made_for != made_for:
             rotated.rotations = self._recipe.make_all(rotated, parameter)
             rotated.made_for = made_for
-            # A loaded state goes into the new rotation, whose own tensors the state holds then.
+            # A learned rotation takes over a loaded state, and the state then holds its tensors.
             for key, tensor in rotated.learned().items():
                 if key in state:
                     state[key] = tensor.copy_(state[key])
@@ -316,8 +332,10 @@ class OrthoAdam(torch.optim.Optimizer):
 
 
 def _with_names(params: Any, module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return (name, parameter) pairs: those of `params` that are pairs already, as they are, and
-    the others by their names in a module.
+    """Return (name, parameter) pairs for a group's parameters; those without a name get the one
+    that they have in `module`.
+
+    `params` is a parameter, or parameters and pairs.
 
     Raises:
         WakefulError: a parameter without a name is not in the module.
@@ -358,7 +376,9 @@ def _check_options(group: Mapping[str, Any]) -> None:
 
 
 def _describe_rotations(rotations: list[dict[str, Any]]) -> str:
-    """Return one parameter's rotations, as a checkpoint holds them, as text: kind(key=value, …)."""
+    """Return the description of one parameter's rotations in a checkpoint as text, such as
+    "haar(seed=0, …) and haar(…)"; "identity" for none.
+    """
     texts = list[str]()
     for rotation in rotations:
         fields = ", ".join(f"{key}={value!r}" for key, value in rotation.items() if key != "kind")

@@ -13,10 +13,10 @@ Rate = float | Tensor
 
 
 def check_rates(group: Mapping[str, Any]) -> None:
-    """Check the learning rate and the weight decay of a group of parameters.
+    """Check the learning rate and the weight decay of a group of parameters, if they are numbers.
 
     Raises:
-        WakefulError: one of them is negative, infinite or NaN, or `lr` is a tensor of several.
+        WakefulError: one of them is negative, infinite or NaN, or a tensor of several numbers.
     """
     for key in ("lr", "weight_decay"):
         value = group.get(key)

@@ -27,22 +27,25 @@ class RotatedParameter:
     """The device and dtype of the rotations."""
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the tensors of learned rotations, by the names that they have in the optimizer's
-        state; none before the rotations are made.
+        """Return the tensors of learned rotations by their names in the optimizer's state, such as
+        "rotation_1_basis"; {} before the rotations are made, or if none is learned.
         """
+        if self.rotations is None:
+            return {}
         return {
             f"rotation_{axis}_{key}": tensor
-            for axis, rotation in zip(self.axes, self.rotations or (), strict=False)
+            for axis, rotation in zip(self.axes, self.rotations, strict=True)
             if isinstance(rotation, LearnedRotation)
             for key, tensor in rotation.state().items()
         }
 
     def moment(self, parameter: Tensor, saved: Tensor | None = None) -> Tensor:
-        """Return a new moment of the parameter, zero or a copy of `saved`, laid out in memory so
-        that the first rotated axis is contiguous.
+        """Return a new moment of the parameter, zero or a copy of `saved`.
+
+        It is sharded as a step needs it, and its first rotated axis is contiguous in memory.
         """
         layout = layout_for(parameter, self.axes)
-        transposed = self.axes[:1] == (0,)
+        transposed = self.axes[:1] == (0,)  # the first rotated axis is 0
         moment = zeros(parameter, layout, moment_dtype(parameter), transposed=transposed)
         return moment if saved is None else fill_moment(moment, saved)
 
@@ -83,7 +86,11 @@ class RotationRecipe:
     def make(
         self, rotated: RotatedParameter, axis: int, device: torch.device, dtype: torch.dtype
     ) -> Rotation:
-        """Return the rotation of one axis, from the seed, the parameter's name and the axis."""
+        """Return the rotation of one axis, made from the seed, the parameter's name and the axis.
+
+        Raises:
+            WakefulError: there is not enough memory for it.
+        """
         width = rotated.shape[axis]
         generator = generator_for(self.seed, plain_name(rotated.name), axis)
         try:

@@ -16,8 +16,8 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def state_to_json(state_dict: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return an optimizer's `state_dict()` in a form that JSON can hold, its tensors put into
-    `tensors`, by names such as "state.3.exp_avg".
+    """Return an optimizer's `state_dict()` in a form that JSON can hold; put its tensors into the
+    dictionary `tensors`, by names such as "state.3.exp_avg".
 
     An option of a group that no file can hold, such as a dtype, is left out: the constructor gives
     it again.
@@ -27,27 +27,29 @@ def state_to_json(state_dict: dict[str, Any], tensors: dict[str, Tensor]) -> dic
     """
     groups: list[dict[str, Any]] = []
     for number, group in enumerate(state_dict["param_groups"]):
-        groups.append({})
+        options: dict[str, Any] = {}
         for key, value in group.items():
-            with contextlib.suppress(WakefulError):
-                groups[-1][key] = to_json(value, f"groups.{number}.{key}", tensors)
-    packed = {
+            with contextlib.suppress(WakefulError):  # an option that no file can hold
+                options[key] = to_json(value, f"groups.{number}.{key}", tensors)
+        groups.append(options)
+    rest = {
         key: to_json(value, key, tensors)
         for key, value in state_dict.items()
         if key != "param_groups"
     }
-    return {**packed, "param_groups": groups}
+    return {**rest, "param_groups": groups}
 
 
 def to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value, of lists and dictionaries to any depth, in a form that JSON can hold.
+    """Return a value, which may be nested lists and dictionaries, in a form that JSON can hold.
 
-    Tensors in it are put into `tensors`, by names that begin with `name`; the order that their
-    dimensions have in memory, on which the last bit of a product depends, is kept. Tuples become
-    lists.
+    Tensors in it are put into the dictionary `tensors`, by names that begin with `name`. The form
+    records the order of their dimensions in memory, on which the last bit of a product depends.
+    Tuples become lists.
 
     Raises:
-        WakefulError: it holds something else than tensors, numbers and strings.
+        WakefulError: the value holds something else than tensors, numbers and strings, or two
+            tensors would have one name.
     """
     if isinstance(value, Tensor):
         if name in tensors:
@@ -71,11 +73,14 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def from_json(value: Any, read: Callable[[str], Tensor]) -> Any:
-    """Return the value that `to_json` converted; `read` returns a tensor by its name."""
+    """Return the value from the form that `to_json` gave it; `read` returns a tensor by its name.
+
+    A tensor that is not sharded gets back the order that its dimensions had in memory.
+    """
     match value:
         case {"tensor": name, "order": order}:
             tensor = read(name)
-            if order and not isinstance(tensor, DTensor):  # laid out in memory as it was
+            if order and not isinstance(tensor, DTensor):
                 empty = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype)
                 tensor = empty.copy_(tensor)
             return tensor
@@ -92,8 +97,10 @@ def from_json(value: Any, read: Callable[[str], Tensor]) -> Any:
 
 
 def _memory_order(tensor: Tensor) -> list[int]:
-    """Return the dimensions of a dense tensor from the outermost in memory to the innermost; [] if
-    that is their own order, or the tensor is sharded or has gaps.
+    """Return a tensor's dimensions in their order in memory, the outermost first.
+
+    [] if that is their usual order, or if there is no such order: the tensor is sharded, or its
+    memory has gaps.
     """
     if isinstance(tensor, DTensor) or tensor.is_contiguous():
         return []

@@ -16,11 +16,14 @@ TensorPlacements = tuple[Placement, ...] | None
 
 
 def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> TensorPlacements:
-    """Return how a parameter must lie over the ranks for a step that rotates `axes`, which must be
-    whole on every rank; None for a tensor that is not a DTensor.
+    """Return how a parameter must lie over the ranks for a step that rotates `axes`: these must be
+    whole on every rank. None for a tensor that is not a DTensor.
 
-    A rotated axis that is sharded is exchanged for the other one; where both are rotated, the
-    parameter is whole on every rank.
+    A parameter that is sharded along a rotated axis is sharded along the other axis instead. If
+    both axes are rotated, it is whole on every rank.
+
+    Raises:
+        WakefulError: the parameter is a partial sum over ranks.
     """
     if not isinstance(parameter, DTensor):
         return None
@@ -39,9 +42,10 @@ def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> TensorPlacements:
 
 
 def local_part(tensor: Tensor, layout: TensorPlacements) -> Tensor:
-    """Return this rank's part of a tensor in `layout`.
+    """Return this rank's part of a tensor after resharding it to `layout`.
 
-    It is the tensor's own storage where the tensor lies so already, or is not sharded.
+    If the tensor has that layout already, or is not sharded, the part is its own storage, and
+    writing to the part changes the tensor.
     """
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=layout).to_local()
@@ -49,14 +53,15 @@ def local_part(tensor: Tensor, layout: TensorPlacements) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor as it lies; a tensor that is not sharded itself."""
+    """Return this rank's part of a sharded tensor as it lies, or a tensor that is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def write_back(parameter: Tensor, part: Tensor, layout: TensorPlacements) -> None:
-    """Write a part computed in `layout` into the parameter.
+    """Write `part`, this rank's part of the parameter in `layout`, into the parameter.
 
-    Where the parameter lies so itself, the part is its own storage, and nothing is to be done.
+    It does nothing if the parameter has that layout or is not sharded: then the part, as
+    `local_part` returns it, is the parameter's own storage.
     """
     if isinstance(parameter, DTensor) and parameter.placements != layout:
         computed = _assemble(part.contiguous(), parameter, layout)
@@ -66,8 +71,8 @@ def write_back(parameter: Tensor, part: Tensor, layout: TensorPlacements) -> Non
 def zeros(
     parameter: Tensor, layout: TensorPlacements, dtype: torch.dtype, *, transposed: bool
 ) -> Tensor:
-    """Return zeros of the parameter's shape in `layout`; with `transposed` a matrix lies in memory
-    column by column.
+    """Return zeros of the parameter's shape, sharded in `layout` if the parameter is sharded; with
+    `transposed` a matrix lies in memory column by column.
     """
     part = local_part(parameter, layout)
     if transposed:
@@ -78,7 +83,9 @@ def zeros(
 
 
 def _assemble(part: Tensor, like: DTensor, layout: TensorPlacements) -> DTensor:
-    """Return a DTensor of `like`'s shape and mesh in `layout`, of which `part` is this rank's."""
+    """Return a DTensor in `layout` whose part on this rank is `part`; its shape and its mesh are
+    those of `like`.
+    """
     return DTensor.from_local(
         part, like.device_mesh, layout, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -88,7 +95,7 @@ def fill_moment(moment: Tensor, saved: Tensor) -> Tensor:
     """Copy a saved moment, whole or sharded in any way, into `moment`; return `moment`."""
     if not isinstance(moment, DTensor):
         return moment.copy_(full_tensor(saved))
-    if not isinstance(saved, DTensor):
+    if not isinstance(saved, DTensor):  # each rank has the whole moment
         saved = distribute_tensor(saved, moment.device_mesh, moment.placements)
     moment.to_local().copy_(local_part(saved, moment.placements))
     return moment

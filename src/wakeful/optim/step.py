@@ -29,7 +29,10 @@ class ParameterStep:
         state: dict[str, Any],
         group: dict[str, Any],
     ) -> None:
-        """View a parameter, its gradient and moments with the rotated axis last."""
+        """View a parameter, its gradient and moments with the first rotated axis last.
+
+        `state` is the parameter's entry in the optimizer's state, and `group` its group of options.
+        """
         self.parameter = parameter
         self.rotations = rotated.rotations or ()
         self.state = state
@@ -43,7 +46,7 @@ class ParameterStep:
         self.eps = float(group["eps"])
         self.lr = float(group["lr"])
         self.weight_decay = group["weight_decay"]
-        self.step_number = 0
+        self.step_number = 0  # set by `begin`
 
     def _view(self, tensor: Tensor) -> Tensor:
         """Return this rank's part with the first rotated axis last; a scalar becomes a vector."""
@@ -53,21 +56,21 @@ class ParameterStep:
         return tensor.view(1) if tensor.dim() == 0 else tensor
 
     def begin(self) -> None:
-        """Count the step, and let learned rotations see the gradient.
+        """Count the step, and let learned rotations learn from the gradient.
 
-        Where a rotation changes its basis, the first moment is carried to the new basis, in place.
+        If a rotation changes its basis, the first moment is carried to the new basis, in place.
         """
         self.state["step"] += 1
         self.step_number = self.state["step"].item()
-        for side, rotation in enumerate(self.rotations):
+        for index, rotation in enumerate(self.rotations):
             if isinstance(rotation, LearnedRotation):
                 grad = self.grad.to(self.exp_avg.dtype)
                 with torch.autocast(grad.device.type, enabled=False):
-                    # The first rotation is of the last axis of gradient and moment, the second of
+                    # The first rotation acts on the last axis of gradient and moment, the second on
                     # the other axis.
-                    change = rotation.learn(grad.mT if side == 1 else grad)
+                    change = rotation.learn(grad.mT if index == 1 else grad)
                     if change is not None:
-                        moment = self.exp_avg.mT if side == 1 else self.exp_avg
+                        moment = self.exp_avg.mT if index == 1 else self.exp_avg
                         moment.copy_(moment @ change)
 
     def end(self) -> None:
@@ -76,11 +79,14 @@ class ParameterStep:
         write_back(self.parameter, part, self.layout)
 
     def into(self, grad: Tensor) -> Tensor:
-        """Return rows of the gradient in the rotated basis: contiguous, in the moments' dtype."""
+        """Return rows of the gradient in the rotated basis: contiguous, in the moments' dtype.
+
+        If there are two rotations, the rows are all of the gradient's.
+        """
         grad = grad.to(self.exp_avg.dtype).contiguous()
         if self.rotations:
             grad = self.rotations[0].into(grad)
-        if len(self.rotations) == 2:
+        if len(self.rotations) == 2:  # the second acts on the columns
             grad = self.rotations[1].into(grad.mT.contiguous()).mT.contiguous()
         return grad
 
@@ -95,52 +101,57 @@ class ParameterStep:
         return self.weight, self.grad, self.exp_avg, self.exp_avg_sq
 
     def chunks(self) -> Iterator[MomentRows]:
-        """Yield the same rows of weight, gradient and moments, few enough to stay in cache."""
-        # A second rotation is along the columns: it needs all rows at once.
+        """Yield weight, gradient and moments in chunks of the same rows, small enough for a core's
+        cache; all rows at once if there are two rotations.
+        """
+        # A second rotation is along the columns and needs all rows.
         if len(self.rotations) == 2 or self.weight.numel() <= CHUNK:
             yield self.tensors()
             return
-        num_rows = max(1, CHUNK * self.weight.shape[0] // self.weight.numel())
+        num_rows = max(1, CHUNK * self.weight.shape[0] // self.weight.numel())  # of `CHUNK` numbers
         yield from zip(*(tensor.split(num_rows) for tensor in self.tensors()), strict=True)
 
 
-def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
-    """Take the steps of parameters of one group.
+def take_step(steps: Iterable[ParameterStep], kernel: str) -> None:
+    """Take the steps of parameters of one group: update weights, moments and step counts.
 
     `kernel` is "foreach", which launches few kernels over all weights, for an accelerator, with
     temporaries as large as the weights; "chunked", which goes over each weight in pieces that stay
     in a core's cache; or "auto", which chooses between them by the device.
     """
-    alike: dict[tuple[torch.device, torch.dtype, int], list[ParameterStep]] = {}
-    for job in jobs:
-        job.begin()
-        alike.setdefault((job.parameter.device, job.exp_avg.dtype, job.step_number), []).append(job)
-    for (device, _, _), alike_jobs in alike.items():
+    # Steps of one device, dtype and step number can be taken together.
+    batches: dict[tuple[torch.device, torch.dtype, int], list[ParameterStep]] = {}
+    for step in steps:
+        step.begin()
+        key = (step.parameter.device, step.exp_avg.dtype, step.step_number)
+        batches.setdefault(key, []).append(step)
+    for (device, _, _), batch in batches.items():
         with torch.autocast(device.type, enabled=False):
             if kernel == "foreach" or (kernel == "auto" and device.type != "cpu"):
-                _update(alike_jobs, [job.tensors() for job in alike_jobs])
+                _update(batch, [step.tensors() for step in batch])
             else:
-                for job in alike_jobs:
-                    for chunk in job.chunks():
-                        _update([job], [chunk])
-        for job in alike_jobs:
-            job.end()
+                for step in batch:
+                    for chunk in step.chunks():
+                        _update([step], [chunk])
+        for step in batch:
+            step.end()
 
 
-def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:
-    """Update moments and weights in place: θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
+def _update(steps: list[ParameterStep], parts: list[MomentRows]) -> None:
+    """Update moments and weights in place: θ ← (1 − η λ) θ − η Qᵀ [m̂ / (√v̂ + ε)].
 
-    `parts` are the rows of each job that are updated now. The jobs are of one group, dtype and
-    count of steps. A weight in a narrower dtype than its moments is rounded once.
+    `parts` has the rows of weight, gradient and moments to update, for each of `steps`. The steps
+    are of one group, dtype and step number. A weight in a narrower dtype than its moments is
+    rounded once.
     """
     weights, grads, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in zip(*parts, strict=True))
-    first = jobs[0]
+    first = steps[0]
     adam_step(
         weights,
-        [job.into(grad) for job, grad in zip(jobs, grads, strict=True)],
+        [step.into(grad) for step, grad in zip(steps, grads, strict=True)],
         exp_avgs,
         exp_avg_sqs,
-        [job.back for job in jobs],
+        [step.back for step in steps],
         lr=first.lr, betas=(first.beta1, first.beta2), eps=first.eps,
         weight_decay=first.weight_decay, count=first.step_number,
     )  # fmt: skip

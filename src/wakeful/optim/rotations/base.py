@@ -33,7 +33,9 @@ class Rotation(Variant, ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "Rotation":
-        """Return this rotation for n = `width` coordinates, its tensors on `device` in `dtype`."""
+        """Return a copy of this rotation for n = `width` coordinates, with the tensors that `draw`
+        makes, on `device` in `dtype`.
+        """
         rotation = copy.copy(self)
         rotation.draw(width, generator, torch.device(device), dtype)
         return rotation
@@ -66,10 +68,10 @@ class LearnedRotation(Rotation):
 
     @abstractmethod
     def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
-        """Take in one gradient; return the change of basis, or None where the basis stays.
+        """Learn from one gradient; return the change of basis, or None if the basis stays.
 
-        From the basis Q to Q' the change is Q Q'ᵀ: the caller multiplies a moment that it holds in
-        the old basis by it from the right.
+        The change from the basis Q to Q' is Q Q'ᵀ. The caller multiplies its moments, which are in
+        the old basis, by it from the right.
         """
 
     @abstractmethod
@@ -78,7 +80,9 @@ class LearnedRotation(Rotation):
 
 
 def rotation_of(rotation: str | Rotation) -> Rotation:
-    """Return the rotation that is given itself, or as an expression: `block_diagonal(size=32)`."""
+    """Return a rotation from an expression such as "block_diagonal(size=32)"; a rotation is
+    returned as it is.
+    """
     return rotation if isinstance(rotation, Rotation) else build("optim.rotations", rotation)
 
 

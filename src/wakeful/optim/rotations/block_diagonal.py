@@ -31,9 +31,11 @@ class BlockDiagonal(Rotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Draw a Haar matrix for each block: at most `size` wide, and as equal as they can be.
+        """Draw a Haar matrix for each block; blocks are at most `size` wide, and as equally wide as
+        they can be.
 
-        The blocks that are wider by one come first; `split` is the number of columns in them.
+        The blocks that are wider by one come first, and `split` is the number of their columns.
+        `blocks` has two stacks of matrices, the wider ones and the others, or one if all are equal.
         """
         num_blocks = math.ceil(width / self.size)
         narrow, num_wider = divmod(width, num_blocks)
@@ -51,7 +53,9 @@ class BlockDiagonal(Rotation):
         return self._apply(step, transpose=False)
 
     def _apply(self, rows: Float[Tensor, "R n"], *, transpose: bool) -> Float[Tensor, "R n"]:
-        """Multiply every block of columns by its matrix, or by the transpose."""
+        """Return the rows with every block of columns multiplied by its matrix, or by the matrix's
+        transpose.
+        """
         # The columns of the wider blocks, then those of the others, as in `self.blocks`.
         parts = (rows[:, : self.split], rows[:, self.split :]) if self.split else (rows,)
         rotated: list[Tensor] = []

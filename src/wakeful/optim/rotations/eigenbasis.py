@@ -34,7 +34,9 @@ class Eigenbasis(LearnedRotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Start at the identity, before any gradient: nothing is random."""
+        """Start at the identity, with no gradient seen: nothing is random, and `generator` is not
+        used.
+        """
         self.basis = torch.eye(width, device=device, dtype=dtype)
         self.covariance = torch.zeros(width, width, device=device, dtype=dtype)
         self.seen = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -46,8 +48,11 @@ class Eigenbasis(LearnedRotation):
         return step @ self.basis
 
     def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
-        """Update the mean of gᵀg; at the first gradient, and then every `every` steps, move the
-        basis to its eigenvectors and return the change of basis. Return None in other steps.
+        """Update the running mean of gᵀg. At the first gradient, and then in every `every`-th step,
+        turn the basis towards the mean's eigenvectors and return the change of basis.
+
+        At the first gradient the basis becomes the eigenvectors; later one orthogonal iteration
+        brings it nearer to them. Return None in other steps.
         """
         is_first = self.seen.item() == 0
         self.seen += 1
@@ -57,7 +62,7 @@ class Eigenbasis(LearnedRotation):
             vectors = torch.linalg.eigh(self.covariance).eigenvectors.flip(-1)
         elif self.seen.item() % self.every == 0:
             vectors, r = torch.linalg.qr(self.covariance @ self.basis.mT)
-            # QR's signs are arbitrary: each vector stays near the one before.
+            # QR's signs are arbitrary: choose those by which each vector stays near its last value.
             vectors = vectors * torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
         else:
             return None
