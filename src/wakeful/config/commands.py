@@ -24,8 +24,9 @@ def _format_flags(
 ) -> Iterator[str]:
     """Yield flags with values, such as "--steps 5", for options that differ from their defaults.
 
-    `prefix` is the dotted path of a nested table, as in "--train.steps 5". The options out and
-    resume name a folder that exists when the call is repeated, and are left out.
+    `prefix` is the dotted path of a nested table with a dot at its end, such as the "train." of
+    "--train.steps 5". The options out and resume name a folder that exists when the call is
+    repeated, and are left out.
     """
     for name, value in table.items():
         if isinstance(value, Mapping):

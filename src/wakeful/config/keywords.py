@@ -20,12 +20,13 @@ class NoOptions:
 
 
 def options_from(options_class: type[T], kwargs: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the defaults, changed by keyword arguments.
+    """Return a verb's options: `base`, or the defaults if it is None, changed by keyword arguments.
 
-    A list is accepted for a tuple, and a single value for a tuple of one.
+    A list is accepted for a tuple, and a single value for a tuple of one. Short names of options
+    are accepted too.
 
     Raises:
-        WakefulError: there is no such option, or its value is of another type.
+        WakefulError: an option does not exist, or its value is of another type or out of range.
     """
     if base is not None and not kwargs:
         return base
@@ -45,13 +46,19 @@ def options_from(options_class: type[T], kwargs: Mapping[str, Any], base: T | No
 
 
 def fill_options(options_class: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the defaults, changed by the entries of a table.
+    """Return a verb's options: `base`, or the defaults if it is None, changed by the entries of a
+    table.
 
-    A class of options with short names has a function `expand`, which replaces them in a table.
+    A class of options with short names has a function `expand`, which replaces these in the table
+    by the options' own names.
     """
     if expand := getattr(options_class, "expand", None):
-        base, table = base or options_class(), expand(table)
-    return from_table(options_class, table if base is None else merge_tables(to_table(base), table))
+        table = expand(table)
+        # Such a class gives its parts, nested dataclasses, other defaults than the parts' own.
+        base = base or options_class()
+    if base is not None:
+        table = merge_tables(to_table(base), table)
+    return from_table(options_class, table)
 
 
 def short_names(options_class: type) -> Mapping[str, str]:
@@ -72,10 +79,11 @@ def _to_plain_value(options_class: type, name: str, value: Any) -> Any:
 
 
 def accept_options(options_class: type) -> Callable[[F], F]:
-    """Return a decorator that adds the fields of an options dataclass to a function's signature.
+    """Return a decorator that adds the fields of an options dataclass to a function's signature, as
+    keyword arguments in place of its `**kwargs`.
 
-    Notebooks complete keyword arguments from that signature. Editors and type checkers read
-    `__init__.pyi`, which `tools/signatures.py` writes from the same fields.
+    Only the signature changes, from which notebooks complete keyword arguments. Editors and type
+    checkers read `__init__.pyi`, which `tools/signatures.py` writes from the same fields.
     """
     hints = get_type_hints(options_class)
     fields = [
@@ -98,13 +106,13 @@ def accept_options(options_class: type) -> Callable[[F], F]:
         names = {parameter.name for parameter in parameters}
         for name, default, hint in fields:
             if name not in names:
-                missing = default is dataclasses.MISSING
+                is_required = default is dataclasses.MISSING
                 parameters.append(
                     inspect.Parameter(
                         name,
                         inspect.Parameter.KEYWORD_ONLY,
                         annotation=hint,
-                        default=inspect.Parameter.empty if missing else default,
+                        default=inspect.Parameter.empty if is_required else default,
                     )
                 )
         function.__signature__ = signature.replace(parameters=parameters)

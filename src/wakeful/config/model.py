@@ -126,7 +126,8 @@ class ModelConfig(RuleChecked):
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             if entry.type is float and type(value) is int:
-                # Formats that we export to tell 500000 from 500000.0.
+                # In the formats that models are exported to, 500000 and 500000.0 are of different
+                # types. (`object`, since this dataclass is frozen.)
                 object.__setattr__(self, entry.name, float(value))
             if get_origin(entry.type) is Literal and value not in get_args(entry.type):
                 raise WakefulError(
@@ -160,7 +161,7 @@ class ModelConfig(RuleChecked):
 
     def _check_positions(self) -> None:
         """Raise `WakefulError` if the options of rotary positions do not fit the heads or each
-        other.
+        other, or are set without rotary positions.
         """
         if self.positions == "rotary" and self.shape.head_width % 2:
             raise WakefulError(
@@ -184,8 +185,8 @@ class ModelConfig(RuleChecked):
             )
 
     def _check_local_layers(self) -> None:
-        """Raise `WakefulError` if the local layers are not ascending layer numbers, or positions
-        are not rotary.
+        """Raise `WakefulError` if `local_layers` are not ascending numbers of layers, or if they or
+        `local_theta` are set without rotary positions.
         """
         layers, theta = self.local_layers, self.local_theta
         ascending = all(first < second for first, second in itertools.pairwise(layers))
@@ -222,7 +223,9 @@ class ModelConfig(RuleChecked):
         return self.attention_bias == "all" or self._same_bias
 
     def rope_table_name(self, layer: int) -> RotationName:
-        """Return which RoPE table a layer uses: "rotary", "local_rotary", or "" for no RoPE."""
+        """Return the name of the RoPE table that a layer uses: "rotary", or in a local layer
+        "local_rotary"; "" for no RoPE.
+        """
         if self.positions != "rotary":
             return ""
         if layer not in self.local_layers:
@@ -248,7 +251,7 @@ class ModelConfig(RuleChecked):
 
     def with_layers(self, sources: Sequence[int]) -> "ModelConfig":
         """Return the configuration of a model whose layer t is a copy of this model's layer
-        `sources[t]`.
+        `sources[t]`; a copy of a local layer is local.
         """
         local = tuple(t for t, source in enumerate(sources) if source in self.local_layers)
         return dataclasses.replace(self, num_layers=len(sources), local_layers=local)

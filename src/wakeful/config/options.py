@@ -86,19 +86,21 @@ class Option:
 
 
 def flag_name(name: str, *, negative: bool = False) -> str:
-    """Return the flag that sets an option, or with `negative` turns it off: "--train.steps",
-    "--no_bos".
+    """Return the flag of an option: "--train.steps" for "train.steps".
 
-    The _ of a name such as `for_`, a Python keyword without it, is left out.
+    With `negative` it is the flag that turns a switch off: "--train.no_compile". The underscore at
+    the end of a name such as `for_`, which would be a Python keyword without it, is left out.
     """
     section, dot, last = name.rstrip("_").rpartition(".")
-    return f"--{section}{dot}{'no_' * negative}{last}"
+    prefix = "no_" if negative else ""
+    return f"--{section}{dot}{prefix}{last}"
 
 
 def iterate_options(options_class: type, default: Any = None, prefix: str = "") -> Iterator[Option]:
     """Yield the options of a dataclass and of its nested dataclasses, inherited fields last.
 
-    Of a nested dataclass `default` is the instance with its defaults, and `prefix` its dotted path.
+    The two other arguments are for a nested dataclass: `default` is the instance that has the
+    options' defaults, and `prefix` the dotted path to it, such as "train.".
     """
     hints = typing.get_type_hints(options_class, include_extras=True)
     plain_types = typing.get_type_hints(options_class)
@@ -127,9 +129,9 @@ def field_descriptions(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _field_strings(module: str) -> dict[str, dict[str, str]]:
-    """Return the strings below the fields of each class of a module, by class and field name.
+    """Return {class name: {field name: string below the field}} for the classes of a module.
 
-    They are in the source alone: Python drops a string that stands by itself.
+    The strings are read from the source: Python drops a string that stands by itself.
     """
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     strings: dict[str, dict[str, str]] = {}
@@ -137,8 +139,9 @@ def _field_strings(module: str) -> dict[str, dict[str, str]]:
         if not isinstance(node, ast.ClassDef):
             continue
         strings[node.name] = {
-            field.target.id: " ".join(str(below.value.value).split())
+            field.target.id: " ".join(str(below.value.value).split())  # in one line
             for field, below in itertools.pairwise(node.body)
+            # `field: type = value`, and below it a constant that stands by itself
             if isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)
             and isinstance(below, ast.Expr)
@@ -150,13 +153,14 @@ def _field_strings(module: str) -> dict[str, dict[str, str]]:
 def _sort_fields(options_class: Any) -> list[dataclasses.Field[Any]]:
     """Return a dataclass's fields: its own first, then those of its base classes in their order."""
 
-    def distance(entry: dataclasses.Field[Any]) -> int:
-        """Return the place, among the class and its bases, of the first that declares a field."""
-        bases = options_class.__mro__
-        declares = [entry.name in vars(base).get("__annotations__", {}) for base in bases]
+    classes = options_class.__mro__
+
+    def index_of_class(entry: dataclasses.Field[Any]) -> int:
+        """Return the index in `classes` of the first class that declares a field."""
+        declares = [entry.name in vars(base).get("__annotations__", {}) for base in classes]
         return declares.index(True)
 
-    return sorted(dataclasses.fields(options_class), key=distance)
+    return sorted(dataclasses.fields(options_class), key=index_of_class)
 
 
 def field_default(entry: dataclasses.Field[Any]) -> Any:

@@ -81,7 +81,8 @@ class ReadingOptions(FigureOptions):
 
 
 def longest_prompt(context: int) -> int:
-    """Return the number of tokens of the longest prompt whose timed continuation fits into a
-    context: one token that reading the prompt gives, and `DECODED_TOKENS` more.
+    """Return the number of tokens of the longest prompt to time in a context of `context` tokens.
+
+    The prompt leaves room for the token that follows it and for `DECODED_TOKENS` more.
     """
     return context - 1 - DECODED_TOKENS

@@ -31,7 +31,11 @@ class ComparisonRows:
     """Seeds of each configuration."""
 
     def choose_seeds(self, seeds: Sequence[int]) -> tuple[int, ...]:
-        """Return the given seeds or, if there are none, those that the configurations name."""
+        """Return the given seeds or, if there are none, those that the configurations name.
+
+        Raises:
+            WakefulError: no seeds are given and the configurations name different ones.
+        """
         if seeds:
             return tuple(seeds)
         if len(self.seed_sets) > 1:
@@ -40,9 +44,13 @@ class ComparisonRows:
 
 
 def read_rows(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> ComparisonRows:
-    """Return the variants to compare, from configurations in any form, in the order given.
+    """Return the variants to compare, with seeds and layouts, from configurations in any form.
 
-    A source is a `Config`, a preset's name, a TOML file or a table.
+    A source is a `Config`, a preset's name, a TOML file or a table. It has one variant, or several
+    in a table [variants]; all keep the order given.
+
+    Raises:
+        WakefulError: a configuration does not exist or is wrong, or two variants have one name.
     """
     names: list[str] = []
     variants: dict[str, Config] = {}
@@ -68,10 +76,11 @@ def _default_name(source: Config | Mapping[str, Any] | str | Path, table: Mappin
 
 
 def change_rows(rows: Mapping[str, Config], changes: Mapping[str, Any]) -> dict[str, Config]:
-    """Return the variants with the fields in the table `changes` set in all of them.
+    """Return the variants `rows`, by name, with the fields in the table `changes` set in all.
 
     Raises:
-        WakefulError: the variants differ in such a field: what is compared would be lost.
+        WakefulError: the variants differ in such a field: the difference to be compared would be
+            lost.
     """
     for key, _ in flatten_table(changes):
         values = [{"name": row.name, **flatten_config(row)}[key] for row in rows.values()]
@@ -93,7 +102,7 @@ def flatten_config(config: Config) -> dict[str, Any]:
 
 def config_differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
     """Return (first value, second value) of each field in which two configurations differ, by
-    dotted name.
+    dotted name; the configurations' names count too.
     """
     first_fields = {"name": first.name, **flatten_config(first)}
     second_fields = {"name": second.name, **flatten_config(second)}

@@ -32,7 +32,7 @@ class Within(Rule):
     interval: str
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a field that this rule names is outside the interval; NaN is.
+        """Raise `WakefulError` if a field that this rule names is outside the interval, or is NaN.
 
         The interval is text such as "(0, 1]": "[" and "]" include a bound, "(" and ")" do not.
         """
@@ -51,9 +51,9 @@ class AtLeast(Rule):
     minimum: int
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a number is below the minimum or NaN."""
+        """Raise `WakefulError` if a field that this rule names is below the minimum or NaN."""
         for name, value in _named_values(options, self.conditions):
-            if not value >= self.minimum:  # true of NaN, too
+            if not value >= self.minimum:  # true of NaN too, unlike `value < self.minimum`
                 allowed = f"be at least {self.minimum}" if self.minimum else "not be negative"
                 raise WakefulError(f"{name} must {allowed}, got {value}")
 
@@ -143,14 +143,14 @@ def _parse_bound(text: str) -> float:
 def _flags_that_hold(options: Any, conditions: str) -> list[str]:
     """Return the flags, as a user would type them, of those conditions that hold for options.
 
-    `conditions` are separated by spaces. A condition is a dotted name, which holds if that option
-    is not at its default, or "name=value"; a tuple has a value if an element does.
+    `conditions` are separated by spaces. A condition "train.compile" holds if that option is not at
+    its default, and "name=value" if the option has this value, or an element of its tuple does.
     """
     flags: list[str] = []
     for condition in conditions.split():
-        name, sign, expected = condition.partition("=")
+        name, equals_sign, expected = condition.partition("=")
         value = operator.attrgetter(name)(options)
-        if sign:
+        if equals_sign:
             values = value if isinstance(value, tuple) else (value,)
             if expected in map(str, values):
                 flags.append(_condition_flag(condition))
@@ -160,7 +160,9 @@ def _flags_that_hold(options: Any, conditions: str) -> list[str]:
 
 
 def _condition_flag(condition: str) -> str:
-    """Return a condition as a flag: "--tune 3" or "--no_bos"."""
+    """Return a condition as a user would type it: "--tune 3" for "tune=3", "--no_bos" for
+    "bos=False".
+    """
     name, _, value = condition.partition("=")
     if value == "False":
         return flag_name(name, negative=True)
@@ -178,8 +180,8 @@ def _format_value(value: Any) -> str:
 
 @functools.cache
 def _default_value(options_class: type, name: str) -> Any:
-    """Return the default value of an option by its dotted name, such as "train.steps" of a class
-    with a field `train`.
+    """Return the default value of a class's option by its dotted name, such as "steps", or
+    "train.steps" for a class with a field `train`.
     """
     first, _, rest = name.partition(".")
     value = field_default(options_class.__dataclass_fields__[first])  # pyright: ignore

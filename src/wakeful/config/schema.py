@@ -298,9 +298,11 @@ def config_to_toml(config: Config) -> str:
 
 
 def load_config(source: "Config | Mapping[str, Any] | str | Path", **changes: Any) -> Config:
-    """Return the configuration that a preset's name, a TOML file or a table describes.
+    """Return the configuration that a preset's name, a TOML file or a table describes; `source` may
+    also be a `Config`.
 
-    `changes` replace its fields; a nested part is changed by a table: `train={"steps": 50}`.
+    `changes` replace its fields; a nested part is changed by a table: `train={"steps": 50}`. Seeds
+    and layouts of a comparison are ignored.
 
     Raises:
         WakefulError: the configuration does not exist, a field is unknown or out of its range, or
@@ -327,9 +329,13 @@ def load_config_table(source: "Config | Mapping[str, Any] | str | Path") -> Toml
 
 
 def split_variants(name: str, table: TomlTable) -> dict[str, TomlTable]:
-    """Return a comparison's tables by name: one per entry of `[variants]`, over the common fields.
+    """Return the table of each variant of a comparison by the variant's name.
 
-    A table without variants is returned alone, under `name`.
+    Each is an entry of `variants` in `table`, merged over the table's other fields. A table without
+    variants is the only one, under `name`.
+
+    Raises:
+        WakefulError: an entry is no table, or its name cannot be that of the variant's folder.
     """
     common = {key: value for key, value in table.items() if key not in COMPARISON_KEYS}
     variants = table.get("variants", {name: {}})
@@ -350,8 +356,7 @@ def split_variants(name: str, table: TomlTable) -> dict[str, TomlTable]:
 
 
 def select_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
-    """Return the variants with these names, or all variants if no name is given, in their own
-    order.
+    """Return the variants with these names, or all if no name is given, in the order of `variants`.
 
     Raises:
         WakefulError: a name is unknown.
@@ -366,7 +371,9 @@ def select_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
 
 
 def read_seeds(table: TomlTable) -> list[int]:
-    """Return the seeds that a table names, or [0]."""
+    """Return the seeds that a table names, or [0]; raise `WakefulError` if they are no list of
+    whole numbers.
+    """
     seeds = table.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
         raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
@@ -374,7 +381,9 @@ def read_seeds(table: TomlTable) -> list[int]:
 
 
 def read_layouts(table: TomlTable) -> list[str]:
-    """Return the names of the report layouts that a table names."""
+    """Return the names of the report layouts in a table, or []; raise `WakefulError` if they are no
+    list of strings.
+    """
     layouts = table.get("layouts", [])
     if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
         raise WakefulError(f"layouts must be a list of names, got {layouts!r}")

@@ -42,7 +42,8 @@ def _preset_files() -> dict[str, Path]:
 def read_table(source: str | Path) -> TomlTable:
     """Return the table of a TOML file, or of a preset by its name.
 
-    A table may extend a preset, with `preset = "value-residual-82m"` at its top.
+    A table may extend a preset, with `preset = "value-residual-82m"` at its top: it is merged over
+    the preset's table.
 
     Raises:
         WakefulError: there is no such file or preset, or it is not TOML.
@@ -82,10 +83,13 @@ def read_preset(name: str) -> str:
 
 
 def merge_over_preset(table: Mapping[str, Any], name: str) -> TomlTable:
-    """Return a table merged over the preset that its entry `preset` names, if it has one; a preset
-    may extend another.
+    """Return a table merged over the preset that its entry `preset` names; a table without that
+    entry stays as it is. A preset may extend another preset.
 
     `name` is the table's name in errors.
+
+    Raises:
+        WakefulError: there is no such preset.
     """
     changes = {key: value for key, value in table.items() if key != "preset"}
     if "preset" not in table:
@@ -121,10 +125,12 @@ def parse_toml(content: bytes, name: str) -> TomlTable:
 
 
 def from_table(kind: Any, table: object, *, record: str = "") -> Any:
-    """Return a value of a type, usually a dataclass, from a table; nested values are checked too.
+    """Return a value of the type `kind`, usually a dataclass, from a table; nested values are
+    checked too.
 
     `record` is the name of a file that a program wrote, "" for what a user wrote. In a record,
-    unknown fields are ignored, which a later version may have written, and numbers must be finite.
+    unknown fields are ignored, for a later version may have written them, and numbers must be
+    finite.
 
     Raises:
         WakefulError: a field is missing, unknown or of another type.
@@ -147,8 +153,8 @@ def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def nest_value(name: str, value: Any) -> TomlTable:
-    """Return the nested table in which a dotted name has a value: {"a": {"b": 1}} for "a.b" and
-    1.
+    """Return the nested table in which a dotted name has a value, such as {"a": {"b": 1}} for the
+    name "a.b" and the value 1.
     """
     for part in reversed(name.split(".")):
         value = {part: value}
@@ -158,9 +164,9 @@ def nest_value(name: str, value: Any) -> TomlTable:
 def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> TomlTable:
     """Return `base` updated with the entries of `changes`, nested tables recursively.
 
-    Two entries of `base` that no longer fit are dropped: `model.vocab_size` where `changes` set
-    `data.vocab_size`, and, in the same table at any depth, the `vocab_size` of a tokenizer to train
-    where `changes` name a `tokenizer`.
+    Two sizes in `base` are dropped, since they would not fit the changes any more:
+    `model.vocab_size` if `changes` set `data.vocab_size`, and the `vocab_size` of a tokenizer to
+    train if `changes`, or a table in them, name a `tokenizer` without a `vocab_size`.
     """
     result = dict(base)
     data, model = changes.get("data"), base.get("model")
@@ -186,12 +192,13 @@ class _Reader(NamedTuple):
     record: str
 
     def read(self, kind: Any, value: Any, path: str) -> Any:
-        """Return a value as the type `kind`, lists as tuples and tables as dataclasses.
+        """Return a value as the type `kind`: a list becomes a tuple, a table a dataclass, if `kind`
+        says so, and a whole number a float.
 
         `path` is the value's dotted path in the whole table, for errors.
 
         Raises:
-            WakefulError: the value is of another type, or a file's number is not finite.
+            WakefulError: the value is of another type, or a number in a record is not finite.
         """
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if kind is Any or (origin is Literal and value in arguments):
@@ -199,7 +206,7 @@ class _Reader(NamedTuple):
         if dataclasses.is_dataclass(kind):
             return self._read_dataclass(typing.cast(type, kind), value, path)
         if origin is tuple and isinstance(value, list | tuple):
-            return tuple(
+            return tuple(  # of any length, with elements of one type
                 self.read(arguments[0], item, f"{path}[{n}]") for n, item in enumerate(value)
             )
         if origin in (dict, Mapping) and isinstance(value, Mapping):
@@ -212,7 +219,7 @@ class _Reader(NamedTuple):
         if kind in (int, float) and type(value) in (int, float):
             if kind is float and abs(value) < _NUMBER_BOUND:
                 value = float(value)  # a whole number may stand for a float
-            if self.record and not abs(value) < _NUMBER_BOUND:  # true of NaN, too
+            if self.record and not abs(value) < _NUMBER_BOUND:  # infinite, NaN or too large
                 raise self._error(f"{path} must be finite, got {_shorten(value)}")
         if type(value) is not kind:  # not isinstance: to it True is an int
             hint = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
@@ -220,9 +227,10 @@ class _Reader(NamedTuple):
         return value
 
     def _read_dataclass(self, kind: type, table: object, path: str) -> Any:
-        """Return an instance of a dataclass from a table of its fields.
+        """Return an instance of the dataclass `kind` from a table of its fields.
 
-        In a file that a program wrote, unknown fields are ignored: a later version may have them.
+        In a record, a file that a program wrote, unknown fields are ignored: a later version may
+        have written them.
 
         Raises:
             WakefulError: a field is missing, unknown or of another type, or the dataclass's own
@@ -258,7 +266,7 @@ class _Reader(NamedTuple):
         """Return a value as the first type of a union that accepts it.
 
         Raises:
-            WakefulError: none does.
+            WakefulError: no type of the union accepts it.
         """
         kinds = typing.get_args(union)
         if value is None and types.NoneType in kinds:
@@ -287,7 +295,9 @@ def _join_path(path: str, key: object) -> str:
 
 
 def _describe_type(kind: Any) -> str:
-    """Return a type in words for errors: "a whole number", or "one of a, b" for a `Literal`."""
+    """Return a type in words for errors: "a whole number" for int, or "one of a, b" for a `Literal`
+    of these.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
@@ -313,4 +323,6 @@ def _to_plain(value: Any) -> Any:
         return {name: _to_plain(getattr(value, name)) for name in _field_annotations(kind)}
     if isinstance(value, Mapping):
         return {key: _to_plain(item) for key, item in value.items()}
-    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in value]
+    return value
