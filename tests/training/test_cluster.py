@@ -263,6 +263,27 @@ def test_a_run_is_preempted_as_often_as_may_be_while_it_saves_steps(
     assert len(submitit.jobs) == 6
 
 
+def test_jobs_before_a_saved_step_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SavedOnce(Work):
+        """Work whose first job saves a step and whose further jobs save none."""
+
+        @property
+        def done(self) -> bool:
+            return False
+
+    def save_once(folder: str) -> JobResult:
+        (Path(folder) / "step-1").mkdir(parents=True, exist_ok=True)
+        return JobResult("it was stopped", stopped=True)
+
+    submitit = stand_in(monkeypatch, {})
+    work = SavedOnce("mine", tmp_path / "mine", (save_once, str(tmp_path / "mine")))
+    with pytest.raises(WakefulError, match="3 jobs in a row ended before they had saved a step"):
+        distribute_work([work], cluster_of("slurm(workers=1)"), tmp_path, Notes())
+    assert len(submitit.jobs) == 4
+
+
 def test_sigterm_cancels_the_jobs(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,7 +218,8 @@ class _Queue:
         if result.stopped:
             if _checkpoints_of(piece.folder) != self.saved[label]:  # it has saved a step
                 self.tries[label] = 0
-            self.tries[label] += 1
+            else:
+                self.tries[label] += 1
             if self.tries[label] < TRIES:
                 show.note(f"{label}: its job ended ({fault}); it goes on in another")
                 self.waiting.insert(0, piece)
