@@ -160,7 +160,8 @@ def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "
 
 
 def _with_unique_names(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    """Return the runs with names of variants that only seeds of one variant share.
+    """Return the runs, with other variant names if these are ambiguous: only seeds of one variant
+    may share a name.
 
     If two runs of a name have the same seed, or their configurations differ in more than the seed,
     the path of each run of that name is added to it.
@@ -200,9 +201,9 @@ def _differing_runs(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, Traine
 
 
 def _read_comparison(path: Path, header: Header, baseline: str) -> ComparedRuns:
-    """Return the runs of a comparison's folder, finished and unfinished; the header of its run.json
-    names variants, seeds and the baseline.
+    """Read the finished runs of a comparison's folder, and list the labels of unfinished ones.
 
+    `header`, of the folder's run.json, names variants, seeds and the baseline of what is returned.
     `baseline`, the one that the user wants, is only checked: if it is a variant, it must have a
     finished run.
 

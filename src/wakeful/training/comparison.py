@@ -38,7 +38,9 @@ class Comparison(StoredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Figures of each variant, the baseline, units of paired differences, unfinished runs."""
+        """Figures of each variant, the baseline, what each variant's differences are paired over
+        (seeds or windows), and unfinished runs.
+        """
         return {
             "variants": self.frame.to_dicts(),
             "baseline": self.compared.baseline,

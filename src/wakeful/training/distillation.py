@@ -109,12 +109,12 @@ def _mean(student: Tensor, row_losses: OfRows, targets: Tensor, rows: int) -> Te
     return mean_of_rows(student.flatten(0, 1), row_losses, targets.ne(IGNORED), rows=rows)
 
 
-def check_vocabulary(student: int, teacher: int) -> None:
+def check_vocabulary(student_size: int, teacher_size: int) -> None:
     """Raise `WakefulError` if the teacher's vocabulary has fewer tokens than the student's."""
-    if student > teacher:
+    if student_size > teacher_size:
         raise WakefulError(
-            f"the teacher's vocabulary of {teacher} tokens is smaller than the student's of "
-            f"{student}: distill between models of one tokenizer"
+            f"the teacher's vocabulary of {teacher_size} tokens is smaller than the student's of "
+            f"{student_size}: distill between models of one tokenizer"
         )
 
 

@@ -64,6 +64,7 @@ def _log_to_tensorboard(
     """Return a function that writes a step's figures as TensorBoard events into the run directory.
 
     TensorBoard hides the events from step `first` on that an interrupted run has written before.
+    `config` and `stack` are for other trackers.
     """
     writer = tensorboard.SummaryWriter(str(run.path / "tensorboard"), purge_step=first)
 
@@ -82,6 +83,7 @@ def _log_to_wandb(
     `log`.
 
     The session ends with `stack`: as a failure if an error is raised, otherwise as a success.
+    `first` is for other trackers.
 
     Raises:
         WakefulError: Weights & Biases cannot be reached.
@@ -102,10 +104,12 @@ def _log_to_wandb(
             "or set WANDB_MODE=offline"
         ) from None
 
-    def end(kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+    def finish_session(
+        kind: type[BaseException] | None, _: object, __: TracebackType | None
+    ) -> None:
         session.finish(exit_code=0 if kind is None else 1)
 
-    stack.push(end)
+    stack.push(finish_session)
     return session.log
 
 

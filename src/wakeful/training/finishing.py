@@ -99,6 +99,7 @@ def finish_run(training: Training) -> None:
     frame, row = validate(training, steps)
     if not training.world.first:
         return
+    # Before the whole model takes memory too.
     bytes_used = training_bytes(training.decoder, training.optimizer)
     decoder = _whole_model(training)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))

@@ -39,7 +39,7 @@ class Parallel:
         """Return `function(*inputs)`, a computation with the decoder's weights."""
         return function(*inputs)
 
-    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
+    def accumulation_context(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
         """Return the context of forward and backward passes of one micro-batch.
 
         Gradients add up over micro-batches; in the `last` one they become the mean over processes.
@@ -79,7 +79,7 @@ class DataParallel(Parallel):
             return self._entry(function, *inputs)
         return function(*inputs)
 
-    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
+    def accumulation_context(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if last else self._entry.no_sync()
 
 
@@ -128,7 +128,7 @@ class FullyShard(Parallel):
         return self._entry(function, *inputs)
 
     @contextlib.contextmanager
-    def adding(self, *, last: bool) -> Iterator[None]:
+    def accumulation_context(self, *, last: bool) -> Iterator[None]:
         assert isinstance(self._entry, FSDPModule)
         self._entry.set_requires_gradient_sync(last)
         yield

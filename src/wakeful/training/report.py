@@ -86,9 +86,9 @@ def comparison_headline(comparison: ComparedRuns) -> str:
     """
     base, variants = comparison.baseline, comparison.variants[1:]
     if not variants:
-        loss = tables.summary_table(comparison).row(0, named=True)
-        ends = format_interval(loss["loss"], loss["loss_error"], loss["errors_of"])
-        return f"{base} ends at validation loss {ends} nats per token."
+        row = tables.summary_table(comparison).row(0, named=True)
+        loss = format_interval(row["loss"], row["loss_error"], row["errors_of"])
+        return f"{base} ends at validation loss {loss} nats per token."
     variants = [variant for variant in variants if comparison.pairs(variant)]
     if not variants:
         return f"Nothing is compared: no variant has a seed that {base} has."

@@ -155,7 +155,7 @@ class _PlannedRun:
         return (self.folder / "run.json").is_file()
 
     def train(self, show: Display) -> None:
-        """Train or continue the run unless it is finished."""
+        """Train or continue the run, unless it is finished; an `Interrupted` gets its label."""
         if is_done(self.folder):
             return
         try:

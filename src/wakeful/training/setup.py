@@ -189,7 +189,7 @@ class Training:
         )
         losses: list[torch.Tensor] = []
         for number, part in enumerate(parts, 1):
-            with self.parallel.adding(last=number == len(parts)):
+            with self.parallel.accumulation_context(last=number == len(parts)):
                 with self.mixed:
                     loss = self.parallel.call(self.loss, part[:, :-1], part[:, 1:]) / len(parts)
                 loss.backward()

@@ -109,7 +109,7 @@ def folder_name(name: str) -> str:
     """Return the name of a run itself, as the name of its folder below runs.
 
     Raises:
-        WakefulError: the folder would not lie inside runs, for a name such as "../a" or "".
+        WakefulError: the folder would not lie inside runs, for a name such as "../a" or ".".
     """
     if Path(name).is_absolute() or {"..", "~"} & set(Path(name).parts) or name.strip("./") == "":
         raise WakefulError(

@@ -89,7 +89,7 @@ def diagnose_windows(
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
     """Return the inputs of the first `number` windows that have no padding, each (1, L), or of the
-    first window if all have.
+    first window if all have padding.
     """
     # A window is padded at its end, with targets that are not counted.
     unpadded = (inputs for inputs, targets in window_rows(windows) if targets[0, -1] != IGNORED)
