@@ -10,9 +10,11 @@ from wakeful.config.tables import to_table
 
 
 def format_command_line(verb: str, options: object, *names: str) -> str:
-    """Return the shell command that repeats a call, with the options that are not at defaults.
+    """Return the shell command that repeats a call of `verb`, such as "train", with the options
+    that are not at their defaults.
 
-    `names` are the arguments without a flag, such as the model to work on.
+    `options` is an instance of the verb's dataclass of options. `names` are the arguments without a
+    flag, such as the model to work on.
     """
     defaults = {field.name: field_default(field) for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
     flags = _format_flags(to_table(options), to_table(defaults))

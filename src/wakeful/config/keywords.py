@@ -20,7 +20,8 @@ class NoOptions:
 
 
 def options_from(options_class: type[T], kwargs: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the defaults if it is None, changed by keyword arguments.
+    """Return a command's options: `base`, or the defaults if it is None, changed by keyword
+    arguments.
 
     A list is accepted for a tuple, and a single value for a tuple of one. Short names of options
     are accepted too.
@@ -46,8 +47,8 @@ def options_from(options_class: type[T], kwargs: Mapping[str, Any], base: T | No
 
 
 def fill_options(options_class: type[T], table: Mapping[str, Any], base: T | None = None) -> T:
-    """Return a verb's options: `base`, or the defaults if it is None, changed by the entries of a
-    table.
+    """Return a command's options: `base`, or the defaults if it is None, changed by the entries of
+    a table.
 
     A class of options with short names has a function `expand`, which replaces these in the table
     by the options' own names.
@@ -67,8 +68,9 @@ def short_names(options_class: type) -> Mapping[str, str]:
 
 
 def _to_plain_value(options_class: type, name: str, value: Any) -> Any:
-    """Return the value of the keyword argument `name` as a TOML table would have it: paths as
-    strings, ranges as lists, and a single value as a list where the option is a tuple.
+    """Return the value of the keyword argument `name` as a TOML table would have it.
+
+    A path becomes a string, a range a list, and a single value a list if the option is a tuple.
     """
     default = getattr(options_class, name, None)
     if isinstance(default, tuple) and not isinstance(value, list | tuple | range):

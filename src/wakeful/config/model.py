@@ -134,7 +134,7 @@ class ModelConfig(RuleChecked):
                     f"model.{entry.name} must be one of {', '.join(get_args(entry.type))}, "
                     f"got {value!r}"
                 )
-        super().__post_init__()
+        super().__post_init__()  # checks `RULES`
         if self.head_width == 0 and self.width % self.num_heads:
             raise WakefulError(
                 f"model.num_heads = {self.num_heads} does not divide model.width = {self.width}; "

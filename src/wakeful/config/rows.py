@@ -75,23 +75,24 @@ def _default_name(source: Config | Mapping[str, Any] | str | Path, table: Mappin
     return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
 
 
-def change_rows(rows: Mapping[str, Config], changes: Mapping[str, Any]) -> dict[str, Config]:
-    """Return the variants `rows`, by name, with the fields in the table `changes` set in all.
+def change_rows(variants: Mapping[str, Config], changes: Mapping[str, Any]) -> dict[str, Config]:
+    """Return the variants, by name, with the fields in the table `changes` set in all of them.
 
     Raises:
         WakefulError: the variants differ in such a field: the difference to be compared would be
             lost.
     """
     for key, _ in flatten_table(changes):
-        values = [{"name": row.name, **flatten_config(row)}[key] for row in rows.values()]
+        tables = [{"name": config.name, **flatten_config(config)} for config in variants.values()]
+        values = [table[key] for table in tables]
         if any(value != values[0] for value in values):
             raise WakefulError(
                 f"--{key} is for all variants, and they differ in it: change it in a TOML file, or "
                 "leave variants out by --only"
             )
     return {
-        name: config_from_table(merge_tables(config_to_table(row), changes))
-        for name, row in rows.items()
+        name: config_from_table(merge_tables(config_to_table(config), changes))
+        for name, config in variants.items()
     }
 
 

@@ -34,7 +34,8 @@ class Within(Rule):
     def check(self, options: Any) -> None:
         """Raise `WakefulError` if a field that this rule names is outside the interval, or is NaN.
 
-        The interval is text such as "(0, 1]": "[" and "]" include a bound, "(" and ")" do not.
+        The interval is text such as "(0, 1]": "[" and "]" include a bound, "(" and ")" do not. The
+        fields' names are in `conditions`.
         """
         low, high = map(_parse_bound, self.interval[1:-1].split(","))
         for name, value in _named_values(options, self.conditions):
@@ -51,7 +52,9 @@ class AtLeast(Rule):
     minimum: int
 
     def check(self, options: Any) -> None:
-        """Raise `WakefulError` if a field that this rule names is below the minimum or NaN."""
+        """Raise `WakefulError` if a field that this rule names, in `conditions`, is below the
+        minimum or NaN.
+        """
         for name, value in _named_values(options, self.conditions):
             if not value >= self.minimum:  # true of NaN too, unlike `value < self.minimum`
                 allowed = f"be at least {self.minimum}" if self.minimum else "not be negative"

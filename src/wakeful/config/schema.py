@@ -264,7 +264,7 @@ class Config(RuleChecked):
                 raise WakefulError(f"{name} must be finite, got {value}")
         if not self.name or "\0" in self.name:
             raise WakefulError(f"name must be fit for a folder, got {self.name!r}")
-        super().__post_init__()
+        super().__post_init__()  # checks `RULES`
         if train.length > self.model.max_length:
             raise WakefulError(
                 f"train.length = {train.length} is longer than the model's context, "

@@ -108,7 +108,8 @@ def parse_toml(content: bytes, name: str) -> TomlTable:
     errors.
 
     Raises:
-        WakefulError: it is not TOML, or larger than any configuration is.
+        WakefulError: it is not TOML, or larger than any configuration is, or a name in it has so
+            many parts that the parser would take too long.
     """
     if len(content) > _MAX_BYTES:
         raise WakefulError(
@@ -170,6 +171,7 @@ def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> TomlTab
     """
     result = dict(base)
     data, model = changes.get("data"), base.get("model")
+    # Both are mappings only in a table of a whole configuration.
     if isinstance(data, Mapping) and "vocab_size" in data and isinstance(model, Mapping):
         result["model"] = {key: value for key, value in model.items() if key != "vocab_size"}
     if changes.get("tokenizer") and "vocab_size" not in changes:
@@ -192,8 +194,10 @@ class _Reader(NamedTuple):
     record: str
 
     def read(self, kind: Any, value: Any, path: str) -> Any:
-        """Return a value as the type `kind`: a list becomes a tuple, a table a dataclass, if `kind`
-        says so, and a whole number a float.
+        """Return a value as the type `kind`.
+
+        If this type is a tuple, a dataclass or a float, a list, a table or a whole number becomes
+        one. Elements and fields are read in the same way.
 
         `path` is the value's dotted path in the whole table, for errors.
 

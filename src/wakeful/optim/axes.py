@@ -49,7 +49,7 @@ class RotationPlan(tuple[Line, ...]):
         """Return the plan as a table of text; parameters whose lines differ only in the layer's
         number share a row, with their count.
         """
-        counts = Counter(
+        counts = Counter(  # of a row's texts
             (
                 _without_layer_numbers(line.name),
                 "×".join(map(str, line.shape)) or "-",
@@ -62,10 +62,11 @@ class RotationPlan(tuple[Line, ...]):
         rows = [("name", "number", "shape", "axis", "rotation", "why")]
         rows += [(name, str(count), *rest) for (name, *rest), count in counts.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        lines: list[str] = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
     __repr__ = __str__
 

@@ -36,18 +36,19 @@ def decay_groups(named_parameters: NamedParameters, *, weight_decay: float) -> l
     """
     decayed: list[tuple[str, torch.nn.Parameter]] = []
     not_decayed: list[tuple[str, torch.nn.Parameter]] = []
-    names: dict[int, str] = {}
+    names_by_id: dict[int, str] = {}
     for name, parameter in named_parameters:
-        if id(parameter) in names:
+        if id(parameter) in names_by_id:
             raise WakefulError(
-                f"{names[id(parameter)]} and {name} are one parameter; pass it once, as "
+                f"{names_by_id[id(parameter)]} and {name} are one parameter; pass it once, as "
                 "model.named_parameters() does"
             )
-        names[id(parameter)] = name
+        names_by_id[id(parameter)] = name
+        # The role that its module declares, or that of an embedding or head known by its name.
         role = role_of(parameter) or role_outside_layers(name)
         decays = parameter.dim() >= 2 and (role is None or role.decays)
         (decayed if decays else not_decayed).append((name, parameter))
-    if not names:
+    if not names_by_id:
         raise WakefulError("there is no parameter to optimize")
     groups = (
         {"params": decayed, "weight_decay": weight_decay},
@@ -108,7 +109,7 @@ def build_optimizer(
         raise WakefulError(f"{title}: {error}") from error
     if not isinstance(result, torch.optim.Optimizer):
         raise WakefulError(f"{title} gives a {type(result).__name__}, which is not an optimizer")
-    for group in result.param_groups:
+    for group in result.param_groups:  # the constructor may have set other rates
         check_rates(group)
     return result
 

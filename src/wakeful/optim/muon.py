@@ -40,6 +40,8 @@ class MuonAdamW(torch.optim.Optimizer):
     ) -> None:
         """Give hidden matrices to Muon and all other parameters to AdamW.
 
+        `betas` and `eps` are AdamW's, and so is the learning rate `adamw_lr` (0: `lr` for both).
+
         Raises:
             WakefulError: an option is out of its range, or there is no hidden matrix.
         """
@@ -64,7 +66,7 @@ class MuonAdamW(torch.optim.Optimizer):
         )
         self._parts: list[torch.optim.Optimizer] = [muon]
         if rest:
-            scale = adamw_lr / lr if adamw_lr else 1.0
+            scale = adamw_lr / lr if adamw_lr else 1.0  # schedules keep this ratio to `lr`
             rest = [{**group, "lr": lr * scale, "lr_scale": scale} for group in rest]
             adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=can_fuse(rest))
             self._parts.append(adamw)

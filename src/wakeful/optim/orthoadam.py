@@ -127,8 +127,8 @@ class OrthoAdam(torch.optim.Optimizer):
         Parameters without names get those in the module that the optimizer was given, if any.
 
         Raises:
-            WakefulError: an option is out of range, a parameter is not real floating point, or as
-                `_decide_axes`. The optimizer stays as it was.
+            WakefulError: an option is out of range, a parameter is not real floating point, or its
+                axes or names are refused. The optimizer stays as it was.
         """
         if self._module is not None:
             params = _with_names(param_group["params"], self._module)
@@ -164,7 +164,7 @@ class OrthoAdam(torch.optim.Optimizer):
         if len(parameters) < len(self._rotated):
             raise WakefulError("two parameters have the same name, so their rotations would be one")
         new_parameters = [parameter for group in groups for parameter in group["params"]]
-        # Of all parameters, since a family of models is known by several names.
+        # For all parameters: a family of models is recognized by many names together.
         decisions = decide_axes(parameters, self._axes, both_sides=self._both_sides)
         if self._recipe.rotates:
             for parameter in new_parameters:
@@ -214,7 +214,8 @@ class OrthoAdam(torch.optim.Optimizer):
         ]
         tensors = [leaf for leaf in tree_leaves(fixed) if isinstance(leaf, Tensor)]
         storages = [tensor.untyped_storage() for tensor in tensors]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum(bytes_by_address.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -282,11 +283,12 @@ class OrthoAdam(torch.optim.Optimizer):
             WakefulError: groups, names, seeds or rotations differ. Nothing has changed.
         """
         saved_groups = state_dict["param_groups"]
-        current = [(group["params"], group["rotations"]) for group in self.param_groups]
-        if [len(g["params"]) for g in saved_groups] != [len(params) for params, _ in current]:
+        own_groups = [(group["params"], group["rotations"]) for group in self.param_groups]
+        saved_sizes = [len(saved["params"]) for saved in saved_groups]
+        if saved_sizes != [len(parameters) for parameters, _ in own_groups]:
             raise WakefulError("the state has other parameter groups than this optimizer")
-        states: dict[Tensor, dict[str, Any]] = {}
-        for saved, (parameters, rotations) in zip(saved_groups, current, strict=True):
+        states: dict[Tensor, dict[str, Any]] = {}  # the saved ones
+        for saved, (parameters, rotations) in zip(saved_groups, own_groups, strict=True):
             if "rotations" not in saved:
                 raise WakefulError("the state is not OrthoAdam's: it names no rotations")
             for key, parameter, saved_rotations, own_rotations in zip(
@@ -302,7 +304,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 states[parameter] = state_dict["state"].get(key, {})
             self._check_names(saved.get("param_names"), parameters)
         super().load_state_dict(state_dict)
-        for group, (_, rotations) in zip(self.param_groups, current, strict=True):
+        for group, (_, rotations) in zip(self.param_groups, own_groups, strict=True):
             group["rotations"] = rotations
         # torch has cast the tensors to the parameters' dtype: they are taken from `state_dict`.
         for parameter, saved in states.items():

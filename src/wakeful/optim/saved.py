@@ -57,14 +57,14 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach()
         return {"tensor": name, "order": _memory_order(value)}
     if isinstance(value, list | tuple):
-        return [to_json(e, f"{name}.{n}", tensors) for n, e in enumerate(value)]
+        return [to_json(item, f"{name}.{number}", tensors) for number, item in enumerate(value)]
     if isinstance(value, dict) and all(type(key) in _PLAIN for key in value):
-        items = {k: to_json(e, f"{name}.{k}", tensors) for k, e in value.items()}
+        items = {key: to_json(item, f"{name}.{key}", tensors) for key, item in value.items()}
         # The keys of a JSON object are strings: others are kept in a list of pairs.
         return items if all(type(key) is str for key in value) else {"items": [*items.items()]}
     if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
         return {"float": str(value)}
-    if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+    if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):  # a number may be one
         return value
     raise WakefulError(
         f"{name} of its state is of the type {type(value).__name__}, and a checkpoint holds "
@@ -84,7 +84,7 @@ def from_json(value: Any, read: Callable[[str], Tensor]) -> Any:
                 empty = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype)
                 tensor = empty.copy_(tensor)
             return tensor
-        case {"float": text, **rest} if not rest:
+        case {"float": text, **rest} if not rest:  # with no other key
             return float(text)
         case {"items": items, **rest} if not rest:
             return {key: from_json(item, read) for key, item in items}

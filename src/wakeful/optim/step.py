@@ -81,7 +81,7 @@ class ParameterStep:
     def into(self, grad: Tensor) -> Tensor:
         """Return rows of the gradient in the rotated basis: contiguous, in the moments' dtype.
 
-        If there are two rotations, the rows are all of the gradient's.
+        With two rotations `grad` must have all rows.
         """
         grad = grad.to(self.exp_avg.dtype).contiguous()
         if self.rotations:
