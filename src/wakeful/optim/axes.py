@@ -49,7 +49,7 @@ class RotationPlan(tuple[Line, ...]):
         """Return the plan as a table of text; parameters whose lines differ only in the layer's
         number share a row, with their count.
         """
-        counts = Counter(  # of a row's texts
+        counts = Counter(  # how many parameters share a row
             (
                 _without_layer_numbers(line.name),
                 "×".join(map(str, line.shape)) or "-",
@@ -104,9 +104,10 @@ def decide_axes(
     """Decide which axes of each parameter are rotated; return (axes, reason) by the parameter's
     name.
 
-    The axis in the residual stream is the first of the axes. The user's choices, `axes`, go before
-    the roles of parameters, and these before a family's patterns for names. With `both_sides`,
-    matrices are rotated on both axes, but not on one that counts tokens or positions.
+    The axis in the residual stream comes first. It is the user's choice in `axes`, or else follows
+    from the role that a module declares for its parameter, or else from the parameter's name, if
+    this fits a family of models. With `both_sides`, matrices are rotated on both axes, but not on
+    one that counts tokens or positions.
 
     Raises:
         WakefulError: `axes` names an unknown parameter, or an axis that a matrix does not have.

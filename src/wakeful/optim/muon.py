@@ -127,10 +127,10 @@ def _split_groups(groups: Groups) -> tuple[Groups, Groups]:
     hidden: Groups = []
     rest: Groups = []
     for group in groups:
-        for part, is_hidden in ((hidden, True), (rest, False)):
+        for divided_groups, is_hidden in ((hidden, True), (rest, False)):
             chosen = [(name, p) for name, p in group["params"] if _is_hidden(name, p) == is_hidden]
             if chosen:
-                part.append({**group, "params": chosen})
+                divided_groups.append({**group, "params": chosen})
     return hidden, rest
 
 

@@ -123,7 +123,7 @@ def _train_in_world(
     initial_decoder = None if resume or initial is None else initial.decoder
     training = Training(config, data, device, world, initial=initial_decoder)
     training.show = show
-    if config.train.diagnose.every:
+    if config.train.diagnose.every:  # fails now, not at the first diagnosis
         check_one_matrix(training.decoder, config.train.length)
     if resume:
         check_same_data(Run.open(path), data)
@@ -134,25 +134,26 @@ def _train_in_world(
 
     run = training.run = Run.open(path) if world.first else SharedRun.open(path)
     with run.lock(), _explain_lost_process(training), _stop_signals(world) as training.stopped:
-        world.gather("locked")
+        world.gather("locked")  # all wait until the first process holds the run
         with run.under_way():
             forget_peak(device)
             if steps and run.config != config:  # it is lengthened
                 run.write_text("config.toml", config_to_toml(config))
                 for name in ("summary.json", "validation.parquet", "metrics.parquet"):
-                    run.remove(name)  # files of its old end
+                    run.remove(name)  # they describe its old end
             progress = checkpoint.RunProgress()
             if resume and checkpoint.steps(run.checkpoints):
                 progress = _resume_checkpoint(training)
-            first = progress.step
-            # Rows from the next step on are logged again; at step 0 those of step 0 too.
-            run.drop_metrics_after(first or -1, end=config.train.steps)
-            check_step_rows(run, done=first == config.train.steps)
-            with event_writer(config, run, enabled=world.first, first=first + 1) as training.write:
-                if first == 0 and run.header.initial is not None:
+            steps_done, diagnose = progress.step, config.train.diagnose
+            # Rows after these steps are logged again; without any step, those of step 0 too.
+            run.drop_metrics_after(steps_done or -1, end=config.train.steps)
+            check_step_rows(run, done=steps_done == config.train.steps)
+            with event_writer(
+                config, run, enabled=world.first, first=steps_done + 1
+            ) as training.write:
+                if steps_done == 0 and run.header.initial is not None:  # weights are given
                     validate(training, 0)
-                diagnose = config.train.diagnose
-                if first == 0 and diagnose.every and diagnose.heads:
+                if steps_done == 0 and diagnose.every and diagnose.heads:
                     record_diagnosis(training, 0)
                 _run_steps(training, progress)
                 finish_run(training)

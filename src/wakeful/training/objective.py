@@ -86,6 +86,7 @@ def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:
             f"the teacher {teacher.name} has no tokenizer to compare, and an embedding of {size} "
             f"tokens where the text's tokenizer has {tokenizer.vocab_size}: {remedy}"
         ) from None
+    # "Plain" tokens are those of the vocabulary proper, without added ones.
     teacher_ids = teacher_tokenizer.get_vocab()
     teacher_plain_ids = teacher_tokenizer.get_vocab(with_added_tokens=False)
     plain_ids = tokenizer.inner.get_vocab(with_added_tokens=False)

@@ -84,9 +84,10 @@ def summary_table(comparison: ComparedRuns) -> pl.DataFrame:
 def paired_difference(comparison: ComparedRuns, variant: str) -> Estimate:
     """Return the variant's final validation loss minus the baseline's, with its standard error.
 
-    If they share several seeds, it is the mean over these of the difference with one seed, and the
-    error is over seeds (`mean_and_error`). With one seed the error is over validation windows
-    (`mean_paired_difference`). Both are NaN if they share no seed, and 0 for the baseline itself.
+    With several seeds in common, the losses are subtracted seed by seed; the result is the mean of
+    these differences, and its error is over seeds (`mean_and_error`). With one seed in common, they
+    are subtracted window by window of the validation text (`mean_paired_difference`). Both figures
+    are NaN without a seed in common, and 0 for the baseline itself.
     """
     if variant == comparison.baseline:
         return 0.0, 0.0

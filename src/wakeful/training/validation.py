@@ -147,8 +147,8 @@ def validate(training: Training, step: int) -> tuple[pl.DataFrame, ValidationRow
 def optimal_loss(training: Training, batch: Tensor) -> float | None:
     """Return the mean loss of a synthetic task's own distribution on the batches of all processes.
 
-    None for text, where it is unknown, and with a teacher, for then the training loss is not the
-    cross-entropy, to which it would be compared.
+    None for text, where it is unknown. None with a teacher too: this loss is to be compared with
+    the training loss, which is then not the cross-entropy.
     """
     config, world = training.config, training.world
     if config.train.distill.teacher:

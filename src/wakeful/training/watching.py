@@ -111,8 +111,8 @@ def window_rows(
 def figures(rows: Frame) -> dict[str, float]:
     """Return the mean over layers of each figure of `DIAGNOSED_METRICS`, by its name there.
 
-    `rows` are those of probes; the rows of single heads do not count. Means that are missing or not
-    finite are left out.
+    A figure is one metric, in one variant, at one position of tokens. `rows` are those of probes;
+    the rows of single heads do not count. Means that are missing or not finite are left out.
     """
     means: dict[str, float] = {}
     for name, (metric, variant, position) in DIAGNOSED_METRICS.items():

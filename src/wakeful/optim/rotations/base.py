@@ -46,9 +46,9 @@ class Rotation(Variant, ABC):
     ) -> None:
         """Make the tensors of a random Q of this width.
 
-        Random numbers come from `generator`, a CPU generator, in float64 and are rounded once, so
-        that a seed gives one rotation whatever the device. Draw them with `device="cpu"`: torch's
-        default device may be another.
+        An override draws random numbers from `generator`, which is on the CPU, in float64, and
+        rounds them once to `dtype`: a seed then gives the same rotation on every device. It passes
+        `device="cpu"` when it draws, since torch's default device may be another.
         """
 
     @abstractmethod

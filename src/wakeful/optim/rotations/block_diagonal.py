@@ -38,11 +38,12 @@ class BlockDiagonal(Rotation):
         `blocks` has two stacks of matrices, the wider ones and the others, or one if all are equal.
         """
         num_blocks = math.ceil(width / self.size)
-        narrow, num_wider = divmod(width, num_blocks)
-        self.split = num_wider * (narrow + 1)
+        narrow_width, num_wider = divmod(width, num_blocks)
+        wide_width, num_narrow = narrow_width + 1, num_blocks - num_wider
+        self.split = num_wider * wide_width
         self.blocks = tuple(
             torch.stack([haar_matrix(n, generator) for _ in range(number)]).to(device, dtype)
-            for n, number in ((narrow + 1, num_wider), (narrow, num_blocks - num_wider))
+            for n, number in ((wide_width, num_wider), (narrow_width, num_narrow))
             if number > 0
         )
 
