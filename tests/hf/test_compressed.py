@@ -64,6 +64,7 @@ EXACT = [
 CACHES = [
     "scheme(cache=e4m3(per='tensor'))", "scheme(cache=absmax(bits=8, per='tensor'))",
     "scheme(weights=absmax(bits=4, per='channel', group=16), cache=e4m3(per='tensor'))",
+    "scheme(cache=e4m3(per='head'))", "scheme(cache=absmax(bits=8, per='head'))",
 ]  # fmt: skip
 """Keys and values, whose scales are in the files."""
 FLOATS = [
@@ -162,9 +163,10 @@ def test_scales_of_a_cache_are_written_and_read(scheme: str, ours: bool, tmp_pat
     stored = load_file(tmp_path / "small" / "model.safetensors")
     names = [f"model.layers.{n}.self_attn.{part}_scale" for n in range(2) for part in "kv"]
     assert [name for name in stored if name.endswith(("k_scale", "v_scale"))] == sorted(names)
-    assert all(stored[name].shape == (1,) for name in names)
+    shape, strategy = ((2, 1, 1), "attn_head") if "head" in scheme else ((1,), "tensor")
+    assert all(stored[name].shape == shape for name in names)
     cache = theirs.config.quantization_config.quantization_config.kv_cache_scheme  # pyright: ignore
-    assert (cache.num_bits, cache.strategy, cache.dynamic) == (8, "tensor", False)
+    assert (cache.num_bits, cache.strategy, cache.dynamic) == (8, strategy, False)
 
 
 @pytest.mark.slow

@@ -317,8 +317,9 @@ def test_what_methods_and_caches_refuse() -> None:
         quantize_module(quantize_module(decoder, "kv4"), "fine")
     for text, message in (
         ("scheme(inputs=absmax(bits=8, per='token'))", "weights, or a cache and nothing else"),
-        ("scheme(cache=mx_e2m1(per='channel'))", "per token or tensor, not per channel"),
+        ("scheme(cache=mx_e2m1(per='channel'))", "per token or head or tensor, not per channel"),
         ("scheme(cache=nv_e2m1(per='tensor'))", "a cache has groups of a token's channels"),
+        ("scheme(cache=absmax(bits=4, per='head', group=8))", "a group is of 2 or more"),
         ("w4(method=gptq(damping=0))", "damping must be above 0"),
         ("fine(method=smooth(alpha=2))", "alpha must be from 0 to 1"),
         ("kv8(method=gptq)", "weights, or a cache and nothing else"),

@@ -33,8 +33,10 @@ CALIBRATED = [
     "scheme(cache=absmax(bits=8, per='tensor'))",
     "scheme(cache=zeropoint(bits=4, per='tensor'))",
     "scheme(cache=e4m3(per='tensor'))",
+    "scheme(cache=absmax(bits=4, per='head'))",
+    "scheme(cache=zeropoint(bits=4, per='head'))",
 ]
-"""Caches with a scale of calibration text."""
+"""Caches with scales of calibration text."""
 BLOCKS = [
     "scheme(cache=absmax(bits=4, per='token', group=2))",
     "scheme(cache=mx_e2m1(per='token'))",
@@ -70,19 +72,23 @@ def test_the_same_numbers_as_in_our_decoder(
 
 
 @pytest.mark.parametrize("scheme", CALIBRATED)
-def test_a_scale_of_calibration_text_is_of_the_tensor(scheme: str) -> None:
+def test_scales_come_from_the_range_of_calibration_text(scheme: str) -> None:
     grid = parse_scheme(scheme).cache
     assert grid is not None
-    made = QuantizedCache(parse_scheme(scheme))
-    model = torch.nn.ModuleList([made])
-    seen, heads = torch.randn(3, 1, 5, 2, 8), torch.randn(2, 7, 2, 8)
-    made.calibrating = True
-    for each in seen:
-        assert torch.equal(made(each, "keys"), each)
-    made.calibrating = False
-    found = model.bfloat16()[0](heads, "keys")
-    expected = grid.fake_quantize(heads, grid.fit_scales(seen.min(), seen.max()))
-    torch.testing.assert_close(found, expected.view_as(heads), rtol=0, atol=0)
+    cache = QuantizedCache(parse_scheme(scheme))
+    model = torch.nn.ModuleList([cache])
+    sizes = torch.tensor([1.0, 30.0])[:, None]  # of the two heads
+    text, heads = torch.randn(3, 1, 5, 2, 8) * sizes, torch.randn(2, 7, 2, 8) * sizes
+    cache.calibrating = True
+    for keys in text:
+        assert torch.equal(cache(keys, "keys"), keys)
+    cache.calibrating = False
+    rounded = model.bfloat16()[0](heads, "keys")
+    for head in range(2):
+        part = text[..., head, :] if grid.per == "head" else text
+        scales = grid.fit_scales(part.min(), part.max())
+        expected = grid.fake_quantize(heads[..., head, :], scales)
+        torch.testing.assert_close(rounded[..., head, :], expected, rtol=0, atol=0)
 
 
 def test_a_scale_of_a_growing_cache_needs_text() -> None:

@@ -187,13 +187,14 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
             wakeful.quantize(str(folder), **options | wrong)
     listed = wakeful.quantize(
         str(folder), bits=5.0, scheme=("w4a16(weights=absmax(bits=4, per='channel', group=32))",
-        "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4, cache="fp8",
+        "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4, cache="fp8_head",
         save=str(tmp_path / "floats"), **options,
     )  # fmt: skip
     assert listed.mixed_model is not None
     assert len(listed.mixed_model.engine.schemes) == 3
     table = json.loads((tmp_path / "floats" / "config.json").read_text("utf-8"))
-    assert table["quantization_config"]["kv_cache_scheme"]["type"] == "float"
+    cache_scheme = table["quantization_config"]["kv_cache_scheme"]
+    assert (cache_scheme["type"], cache_scheme["strategy"]) == ("float", "attn_head")
     read = wakeful.load(tmp_path / "floats").logits(tokens)
     expected = listed.model.logits(tokens)
     assert (read - expected).norm() < 0.05 * expected.norm()  # 4-bit floats are read as bfloat16

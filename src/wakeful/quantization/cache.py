@@ -1,9 +1,9 @@
 """Quantized key/value cache, emulated: attention reads rounded keys and values.
 
-Scales are computed for each head and token, or for each `group` of their channels; or they come
-from calibration text and are fixed: one for all keys of a layer and one for all its values
-(`per="tensor"`). The cache itself holds full-precision numbers, which are rounded again, to the
-same numbers, whenever they are read.
+Scales are computed for each head of each token, or for each `group` of its channels; or they come
+from calibration text and are fixed: for the keys of a layer one per head (`per="head"`) or one for
+all (`per="tensor"`), and likewise for its values. The cache itself holds full-precision numbers,
+which are rounded again, to the same numbers, whenever they are read.
 
 A Transformers model looks its attention function up by name. The quantized copy of a model gets a
 new name, whose function rounds keys and values and then calls the original one.
@@ -35,7 +35,8 @@ class QuantizedCache(FixedDtypeModule):
     """Rounding of one layer's keys and values (B, L, G, d) to a scheme's number format.
 
     Where scales are fixed, the buffers `keys` and `values` hold the range of calibration text, its
-    minimum (at most 0) and its maximum (at least 0), as (2, 1).
+    minimum (at most 0) and its maximum (at least 0), as (2, 1), or (2, G) where each head has a
+    scale: (2, 1) until calibration.
     """
 
     fixed_buffers = ("keys", "values")
@@ -60,17 +61,32 @@ class QuantizedCache(FixedDtypeModule):
         """
         rows = heads.flatten(0, -2).float()  # one head of a token each: (B·L·G, d)
         bounds: Tensor | None = getattr(self, part)
-        if self.calibrating and bounds is not None:
-            low, high = torch.aminmax(rows)
-            setattr(self, part, torch.cat([bounds[:1].minimum(low), bounds[1:].maximum(high)]))
+        if bounds is None:
+            scales = self.grid.compute_scales(rows)
+        elif self.calibrating:
+            setattr(self, part, self._widen(bounds, heads.float()))
             return heads
-        scales = self.grid.compute_scales(rows) if bounds is None else self.fixed_scales(part)
+        else:
+            scales = self.fixed_scales(part)
+            if self.grid.per == "head":  # the heads' scales, once for each token
+                scales = scales.repeat(len(rows) // len(scales.scale))
         return self.grid.fake_quantize(rows, scales).to(heads.dtype).view(heads.shape)
 
+    def _widen(self, bounds: Tensor, heads: Tensor) -> Tensor:
+        """Return a range, (2, 1) or (2, G), that also covers keys or values (B, L, G, d)."""
+        if self.grid.per == "head":
+            low, high = heads.amin((0, 1, 3)), heads.amax((0, 1, 3))
+        else:
+            low, high = torch.aminmax(heads)
+        return torch.stack([bounds[0].minimum(low), bounds[1].maximum(high)])
+
     def fixed_scales(self, part: CachePart) -> Scales:
-        """Return the scale that calibration text gave for the keys or for the values."""
+        """Return the scales that calibration text gave for the keys or for the values: (1, 1), or
+        (G, 1) where each head has one.
+        """
         bounds: Tensor = getattr(self, part)
-        return self.grid.fit_scales(bounds[:1], bounds[1:])
+        smallest, largest = bounds.unsqueeze(-1)
+        return self.grid.fit_scales(smallest, largest)
 
 
 @torch.no_grad()

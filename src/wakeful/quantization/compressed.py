@@ -59,8 +59,8 @@ _MEASURE_ONLY = "leave --save out to measure without saving"
 _STORED = (
     "weights of 4 or 8 bits per channel or group without a zero point (w4a16), weights and inputs "
     "of 8 bits (w8a8, fp8, \"moderate(scales='static')\"), 4-bit floats (mxfp4, "
-    "\"nvfp4(scales='static')\"), and keys and values of 8 bits with a calibrated scale per tensor "
-    "(\"scheme(cache=e4m3(per='tensor'))\")"
+    "\"nvfp4(scales='static')\"), and keys and values of 8 bits with calibrated scales per tensor "
+    "or head (\"scheme(cache=e4m3(per='tensor'))\")"
 )
 """What compressed-tensors can hold, with schemes to name."""
 
@@ -123,7 +123,10 @@ def _cache_args(scheme: Scheme) -> dict[str, Any]:
         WakefulError: the format, or an engine that reads it, does not support that number format.
     """
     grid = scheme.cache
-    if grid is None or grid not in (Absmax(bits=8, per="tensor"), E4M3(per="tensor")):
+    if grid is None or grid not in (
+        Absmax(bits=8, per="tensor"), Absmax(bits=8, per="head"),
+        E4M3(per="tensor"), E4M3(per="head"),
+    ):  # fmt: skip
         raise _unsupported_scheme(scheme)
     return _quantization_args(grid, dynamic=False)
 
@@ -339,6 +342,8 @@ def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
     `dynamic` tells whether scales are computed from each input; "local" means those of groups only.
     """
     strategy = "group" if grid.group else grid.per
+    if strategy == "head":
+        strategy = "attn_head"
     if grid.two_scales:
         strategy = "tensor_group"
     arguments = {
@@ -422,13 +427,15 @@ def _file_tensors(
 
 def _cache_scales(caches: Mapping[str, QuantizedCache]) -> dict[str, Tensor]:
     """Return the fixed scales of keys and values by the names that compressed-tensors gives them,
-    such as "model.layers.0.self_attn.k_scale".
+    such as "model.layers.0.self_attn.k_scale": (1,), or (G, 1, 1) where each head has one.
     """
-    return {
-        f"{name}.{part[0]}_scale": cache.fixed_scales(part).scale.reshape(1)
-        for name, cache in caches.items()
-        for part in ("keys", "values")
-    }
+    scales: dict[str, Tensor] = {}
+    for name, cache in caches.items():
+        for part in ("keys", "values"):
+            scale = cache.fixed_scales(part).scale
+            shape = (-1, 1, 1) if cache.grid.per == "head" else (1,)
+            scales[f"{name}.{part[0]}_scale"] = scale.reshape(shape)
+    return scales
 
 
 def _layer_targets(

@@ -35,8 +35,6 @@ MIXED = "mixed"
 """Name of the model whose layers have different formats."""
 _ROUNDS = 5
 """Allocations that are tried to meet a loss."""
-_TOKENS = 2048
-"""Approximate number of tokens that are scored at a time."""
 
 
 @dataclass(frozen=True)
@@ -330,9 +328,9 @@ class FormatSearch:
                 if scheme_fits(table.linear, scheme):
                     quantized = quantize_layer(table.linear, to_nearest)
                     formats[format_name][name] = quantized
-        batch_size = max(1, _TOKENS // self.selection_text[0].shape[1])
-        batches = torch.cat(list(self.selection_text)).split(batch_size)
-        scores = score_formats(self.model, self.layers, formats, batches, tables=self.embeddings)
+        scores = score_formats(
+            self.model, self.layers, formats, self.selection_text, tables=self.embeddings
+        )
         return replace(self.unscored, formats=formats, scores=scores)
 
     def _build_model(self, candidates: Candidates, formats: Mapping[str, str]) -> nn.Module:

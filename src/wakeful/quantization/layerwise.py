@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wakeful.probes.running import blocks_of, logits_of, named_blocks
 from wakeful.quantization.linear import weight_and_bias
 
-PRODUCTS = 2**30
+PRODUCTS = 2**28
 """Bytes that the products XᵀX may take at a time; one layer's may take more."""
 _PROBE_TOKENS = 8
 """Tokens by which it is checked that every block reads only the output of the block before."""

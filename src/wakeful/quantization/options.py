@@ -8,7 +8,7 @@ from wakeful.config.reading import ReadingOptions
 from wakeful.config.rules import AtLeast, Excludes, Needs
 from wakeful.errors import WakefulError
 
-CacheName = Literal["", "fp8", "int8"]
+CacheName = Literal["", "fp8", "int8", "fp8_head", "int8_head"]
 EngineName = Literal["vllm", "llama.cpp"]
 
 
@@ -47,8 +47,9 @@ class QuantizeOptions(ReadingOptions):
     """Choose a format for each layer, with the fewest bytes that raise the loss by at most this
     many nats per token."""
     cache: How[CacheName] = ""
-    """With --bits, --bytes or --loss: also store keys and values in 8 bits, with a scale per tensor
-    from calibration text. Empty: full precision."""
+    """With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales from
+    calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty: full
+    precision."""
     tune: HowMuch[int] = 0
     """Steps of training the scales of the chosen formats by KL from the full-precision model, each
     on about 1,024 further tokens of calibration text. The trained scales are used only if they

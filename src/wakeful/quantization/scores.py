@@ -46,8 +46,7 @@ def score_formats(
 ) -> Scores:
     """Return the estimated cost of quantizing each layer to each format, in nats per token.
 
-    Every sequence of `text` is run by itself, to save memory: forward for its targets, then forward
-    and back.
+    The model reads every batch of `text` twice: forward to draw targets, then forward and back.
 
     Args:
         model: the model in full precision.
@@ -103,14 +102,13 @@ def score_formats(
     gradients = capture_output_gradients(
         model, linears, score_call, on_embedding_gradient=score_embedding
     )
-    targets = [_draw_targets(model, batch, label_generator) for batch in text]
+    targets = [_draw_targets(model, tokens, label_generator) for tokens in text]
     with hooked(linears, before=store_input), gradients as read:
-        for batch, targets_of_batch in zip(text, targets, strict=True):
-            for tokens, targets_of_sequence in zip(batch, targets_of_batch, strict=True):
-                inputs.clear()
-                calls.clear()
-                read(tokens[None], targets_of_sequence)
-                count += len(targets_of_sequence)
+        for tokens, targets_of_batch in zip(text, targets, strict=True):
+            inputs.clear()
+            calls.clear()
+            read(tokens, targets_of_batch)
+            count += len(targets_of_batch)
     return {
         format_name: {name: total / count for name, total in totals.items()}
         for format_name, totals in scores.items()
@@ -119,11 +117,10 @@ def score_formats(
 
 @torch.no_grad()
 def _draw_targets(
-    model: nn.Module, batch: Int[Tensor, "B L"], generator: torch.Generator
-) -> Int[Tensor, "B T"]:
-    """Return tokens drawn from the model's predictions for the T = L − 1 predicted tokens of each
-    sequence.
+    model: nn.Module, tokens: Int[Tensor, "B L"], generator: torch.Generator
+) -> Int[Tensor, "P"]:
+    """Return a token drawn from the model's prediction for each of the P = B · (L − 1) predicted
+    tokens of a batch.
     """
-    logits = torch.cat([logits_of(model, tokens[None])[0, :-1] for tokens in batch])
-    predictions = widened(logits).softmax(-1)
-    return predictions.multinomial(1, generator=generator).view(len(batch), -1)
+    logits = logits_of(model, tokens)[:, :-1].flatten(0, 1)
+    return widened(logits).softmax(-1).multinomial(1, generator=generator).flatten()

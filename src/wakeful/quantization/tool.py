@@ -411,8 +411,12 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
 def _quantize_caches(
     modules: Iterable[nn.Module], format_name: str, calibration: Sequence[Tensor]
 ) -> None:
-    """Quantize the key/value caches of models to 8 bits ("fp8" or "int8"), in place."""
-    grid = E4M3(per="tensor") if format_name == "fp8" else Absmax(bits=8, per="tensor")
+    """Quantize the key/value caches of models to a format of `--cache`, such as "fp8" or
+    "int8_head", in place.
+    """
+    number, _, per_head = format_name.partition("_")
+    per = "head" if per_head else "tensor"
+    grid = E4M3(per=per) if number == "fp8" else Absmax(bits=8, per=per)
     for module in modules:
         scheme = scheme_of(module)
         assert scheme is not None

@@ -25,7 +25,7 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
     "weights": ("channel", "tensor"),
     "inputs": ("token", "tensor"),
     "outputs": ("token", "tensor"),
-    "cache": ("token", "tensor"),
+    "cache": ("token", "head", "tensor"),
 }
 
 
@@ -35,7 +35,8 @@ class Scheme(FieldVariant):
 
     Activation scales are `dynamic`, computed from the current tensor, or `static`, from calibration
     text. A `method` uses calibration text too. `cache` is the format of the keys and values that
-    attention reads, with scales per head and token, or per layer's tensor from calibration text.
+    attention reads, with a scale for each head of each token, or from calibration text a scale per
+    head or per tensor of a layer.
     Two schemes are equal if their formats, method and kind of scales are; `str` prefers a short
     name.
     """
@@ -60,7 +61,7 @@ class Scheme(FieldVariant):
         for part, grid in self.activations:
             if not grid.symmetric:
                 raise WakefulError(f"{part} take a grid without a zero point, not {grid}")
-        if self.cache is not None and self.cache.group and self.cache.per == "tensor":
+        if self.cache is not None and self.cache.group and self.cache.per != "token":
             raise WakefulError(f"a cache has groups of a token's channels, not {self.cache}")
         if self.scales not in get_args(ScaleKind):
             raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")

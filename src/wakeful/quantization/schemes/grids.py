@@ -18,7 +18,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.variants import FieldVariant
 
-Per = Literal["channel", "token", "tensor"]
+Per = Literal["channel", "token", "head", "tensor"]
 ScaleType = Literal["float32", "bfloat16"]
 _SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -61,6 +61,11 @@ class Scales:
         }
         return replace(self, **sliced)
 
+    def repeat(self, times: int) -> "Scales":
+        """Return the scales of a tensor x whose M rows are repeated as a whole, `times` times."""
+        zero = None if self.zero is None else self.zero.repeat(times, 1)
+        return replace(self, scale=self.scale.repeat(times, 1), zero=zero)
+
     def for_channel(self, channel: int) -> "Scales":
         """Return the scales, (M, 1) or (1, 1), of one channel (column) of x."""
         if not self.group:  # all channels have the same
@@ -74,8 +79,9 @@ class Grid(FieldVariant, ABC):
     """A number format for quantization: the numbers q from `low` to `high` that values are rounded
     to, and how scales are computed.
 
-    A scale is shared `per` output channel of weights, per token of activations, or per tensor.
-    Within a channel or a token, each `group` of input channels may have a scale of its own.
+    A scale is shared `per` output channel of weights, per token of activations, per head of keys or
+    values, or per tensor. Within a channel or a token, each `group` of input channels may have a
+    scale of its own.
     """
 
     symmetric: ClassVar[bool] = True
@@ -95,7 +101,8 @@ class Grid(FieldVariant, ABC):
         """Raise `WakefulError` if the number of bits or the size of groups is not possible."""
         if not 2 <= self.bits <= 8:
             raise WakefulError(f"a grid has 2 to 8 bits, got {self.bits}")
-        if self.group and (self.group < 2 or (self.per == "tensor" and not self.two_scales)):
+        shared = self.per == "head" or (self.per == "tensor" and not self.two_scales)
+        if self.group and (self.group < 2 or shared):
             raise WakefulError(
                 f"a group is of 2 or more input channels of a channel or a token, not {self.group} "
                 f"per {self.per}"
