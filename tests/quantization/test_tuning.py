@@ -1,5 +1,6 @@
 """Tuning of scales: its gradient against autograd's, and a state from which it goes on."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from torch import nn
 from helpers import some_tokens
 from quantization.test_smallest import llama
 from wakeful.errors import WakefulError
+from wakeful.probes.running import logits_of
 from wakeful.quantization import quantize_module, quantized_layers
 from wakeful.quantization.linear import quantize_layer
 from wakeful.quantization.schemes import Absmax, Grid, Scheme
 from wakeful.quantization.schemes.grids import Ggml
 from wakeful.quantization.tuning import (
+    _set_kl_gradients,
     _trainable_scales,
     is_clear_decrease,
     sequences_per_step,
@@ -46,6 +49,27 @@ def test_gradients_are_those_of_scaled_codes(grid: Grid) -> None:
     expected = F.linear(x, weight, layer.bias)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(found, torch.autograd.grad(expected, [x, theta], upstream))
+
+
+def test_the_gradient_is_that_of_the_mean_divergence() -> None:
+    model = llama()
+    weight = model.get_parameter("lm_head.weight")
+    student = copy.deepcopy(model)
+    trained = student.get_parameter("model.layers.0.mlp.up_proj.weight")
+    with torch.no_grad():
+        trained += 0.3 * torch.randn_like(trained)
+        weight *= 1.5
+    text = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(3)]
+    _set_kl_gradients(model, student, text, [trained])
+    assert trained.grad is not None
+    total = torch.zeros(())
+    for tokens in text:
+        with torch.no_grad():
+            p = logits_of(model, tokens)[0, :-1].log_softmax(-1)
+        total = total + (p.exp() * (p - logits_of(student, tokens)[0, :-1].log_softmax(-1))).sum()
+    (expected,) = torch.autograd.grad(total / (3 * 23), [trained])
+    torch.testing.assert_close(trained.grad, expected, rtol=1e-4, atol=1e-7)
+    assert float(expected.abs().max()) > 1e-3
 
 
 def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:

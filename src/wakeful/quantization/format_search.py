@@ -263,12 +263,30 @@ class FormatSearch:
             )
 
     def find_formats(self) -> MixedModel:
-        """Return the model with the best formats within the budget.
+        """Return the model with the best formats within the budget, its scales trained if the
+        search has steps of training.
 
         Raises:
             WakefulError: the budget is below the smallest formats, or no format fits.
         """
         self.check()
+        mixed_model = self._choose_formats()  # layers in other formats are released now
+        if not self.tuning_steps:
+            return mixed_model
+        tuning = tune_scales(
+            self.model, mixed_model.module, self.tuning_text or self.rounding_text,
+            self.selection_text, steps=self.tuning_steps, state=self.tuning_state,
+            on_progress=self.on_tuning,
+        )  # fmt: skip
+        return replace(mixed_model, tuning=tuning)
+
+    def _choose_formats(self) -> MixedModel:
+        """Return the model with the best formats within the budget, its scales as rounding set
+        them.
+
+        Raises:
+            WakefulError: no format is within a budget of the loss.
+        """
         candidates = self._score_candidates()
         frontier = Frontier(candidates.choices)
         if self.budget.loss:
@@ -281,12 +299,6 @@ class FormatSearch:
             raise WakefulError(
                 "every format raises the loss by more than --loss allows: allow a larger increase"
             )
-        module, tuning = self._build_model(candidates, formats), None
-        if self.tuning_steps:
-            tuning = tune_scales(
-                self.model, module, self.tuning_text or self.rounding_text, self.selection_text,
-                steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
-            )  # fmt: skip
         quantized_embeddings = {
             name: candidates.formats[formats[name]][name]
             for name in self.embeddings
@@ -300,8 +312,9 @@ class FormatSearch:
             for name in uniform_names
         }
         return MixedModel(
-            full_model=self.model, module=module, engine=self.engine, tuning=tuning,
-            formats=formats, allocation=allocation, embeddings=quantized_embeddings,
+            full_model=self.model, module=self._build_model(candidates, formats),
+            engine=self.engine, formats=formats, allocation=allocation,
+            embeddings=quantized_embeddings,
             uniform_models=uniform_models,
             uniform_bytes={name: uniform_choices[name].bytes for name in uniform_names},
             frontier=frontier.curve(), num_weights=candidates.num_weights,

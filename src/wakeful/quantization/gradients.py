@@ -65,15 +65,19 @@ def capture_output_gradients(
     def read(tokens: Tensor, targets: Tensor | None = None) -> None:
         for records in (embedded, embedding_inputs, calls):
             records.clear()
-        logits = widened(logits_of(model, tokens.clone())[:, :-1].flatten(0, 1))
+        logits = logits_of(model, tokens.clone())[:, :-1].flatten(0, 1)
         if not embedded:
             raise WakefulError(
                 f"{type(model).__name__} has no embedding, from which gradients are computed: use "
                 "gptq(weighting='none')"
             )
         targets = tokens[:, 1:].flatten() if targets is None else targets
-        loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
-        gradients = torch.autograd.grad(loss, embedded, allow_unused=True)
+        # ∂ℓ/∂logits = softmax(logits) − one-hot(targets): autograd would store the former twice.
+        logit_gradient = widened(logits.detach()).softmax(-1)
+        logit_gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
+        gradients = torch.autograd.grad(
+            logits, embedded, logit_gradient.to(logits.dtype), allow_unused=True
+        )
         for (name, ids), gradient in zip(embedding_inputs, gradients, strict=True):
             if on_embedding_gradient is not None and gradient is not None:
                 on_embedding_gradient(name, ids, widened(gradient))
