@@ -85,7 +85,7 @@ def _join_values(options: Iterable[Option], arguments: Sequence[str]) -> list[st
     bos_flags = {option.flag for option in options if option.choices == get_args(Bos)}
     joined: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        follows_flag = bool(joined) and _FLAG.match(joined[-1])
+        follows_flag = bool(joined) and "=" not in joined[-1] and _FLAG.match(joined[-1])
         if follows_flag and argument.startswith("-") and not _FLAG.match(argument):
             joined[-1] += f"={argument}"
         elif argument in bos_flags and following not in get_args(Bos):
