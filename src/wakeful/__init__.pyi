@@ -246,7 +246,7 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
-    cache: Literal["", "fp8", "int8"] = "",
+    cache: Literal["", "fp8", "int8", "fp8_head", "int8_head"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
 ) -> Quantization:
@@ -296,8 +296,9 @@ def quantize(
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
-        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
-            scale per tensor from calibration text. Empty: full precision.
+        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales
+            from calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty:
+            full precision.
         tune: Steps of training the scales of the chosen formats by KL from the full-precision
             model, each on about 1,024 further tokens of calibration text. The trained scales
             are used only if they lower the KL on other text.
@@ -339,7 +340,7 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
-    cache: Literal["", "fp8", "int8"] = "",
+    cache: Literal["", "fp8", "int8", "fp8_head", "int8_head"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
 ) -> QuantizationMatrix:
@@ -389,8 +390,9 @@ def quantize(
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
-        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with a
-            scale per tensor from calibration text. Empty: full precision.
+        cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales
+            from calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty:
+            full precision.
         tune: Steps of training the scales of the chosen formats by KL from the full-precision
             model, each on about 1,024 further tokens of calibration text. The trained scales
             are used only if they lower the KL on other text.
