@@ -19,7 +19,8 @@ class Embedding(Variant, nn.Module):
     """h_0 = into(e), e the table's row for a token, and logits = head(out(norm(h_N)))."""
 
     folded_name: ClassVar[str] = ""
-    """The expression of a simpler one that is the same function with the `folded` matrices."""
+    """The expression of a simpler embedding that computes the same function with the matrices that
+    `folded` returns; "" if there is none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +37,8 @@ class Embedding(Variant, nn.Module):
         return x
 
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (table, head), (V, D) each, with which the embedding `folded_name` is the same
-        function, given those of this one.
+        """Return another (table, head), each (V, D): with these, the simpler embedding
+        `folded_name` computes the same function as this one with the given `table` and `head`.
         """
         return table, head
 
@@ -80,7 +81,9 @@ class Projected(Embedding):
 
     @torch.no_grad()
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table times R_1ᵀ, and the head times R_2."""
+        """Return the table times R_1ᵀ, and the head times R_2, in the types of `table` and `head`;
+        with these, the plain embedding computes the same function.
+        """
         wide = torch.promote_types(table.dtype, torch.float32)
         first, last = self.first.weight.to(wide), self.last.weight.to(wide)
         return (table.to(wide) @ first.T).to(table.dtype), (head.to(wide) @ last).to(head.dtype)

@@ -41,7 +41,7 @@ def export(
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
             architectures.
-        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        tokenizer: replaces the model's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         options: `ExportOptions`, whose fields are keyword arguments too.
 

@@ -65,15 +65,15 @@ class Agreement:
 
 @torch.no_grad()
 def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
-    """Compare the logits of our decoder with those of the Transformers model, without changing one
-    of them; return the differences, without figures where Transformers cannot run its model.
+    """Compare the logits of our decoder with those of the Transformers model, and leave both as
+    they are; return the differences, or no figures if Transformers cannot run its model.
 
-    Both models read two sequences of 32 random tokens. Where layers have a sliding window, they
-    also read a sequence longer than the window: through all layers or, where that costs too much,
-    through the layers up to the first one with the window.
+    Both models read random tokens: two sequences of 32 or, if layers have a sliding window, one
+    sequence longer than the window. If this would cost too much, all layers read two of 32, and
+    only the layers up to the first one with the window, if any, read the longer one.
 
     Raises:
-        WakefulError: the logits differ by more than rounding.
+        WakefulError: the logits differ by more than rounding, or are not finite.
     """
     class_name = type(hf_model).__name__
     tokens, longer_tokens, num_layers, note = _draw_tokens(hf_model, decoder)
@@ -130,7 +130,7 @@ def exact_rotary_frequencies(model: nn.Module) -> list[_Change]:
             if isinstance(module, Rotary):
                 cos, sin = module.table()
                 exact = sin if name == "sin" else cos
-            elif name.endswith("inv_freq"):  # a new module of the class computes it in float32
+            elif name.endswith("inv_freq"):  # a new module of this class computes it in float32
                 exact = type(module)(config=module.config).get_buffer(name)  # pyright: ignore[reportCallIssue]
             else:
                 continue
@@ -156,24 +156,26 @@ def _draw_tokens(
 ) -> tuple[Tensor, Tensor | None, int, str]:
     """Draw the random tokens to compare two models on.
 
-    Returns tokens (B, L) for all layers; longer ones, past the sliding window, for the first layers
-    alone (None where not needed or too slow); the number of these layers; and a remark on what of
-    the window is compared.
+    Returns four things: the tokens (B, L) for all layers; a sequence longer than the sliding
+    window, for the first layers alone, or None where it is not needed or too slow; the number of
+    these layers, else 0; and a remark for the report if not all layers are compared past the
+    window.
     """
     config = decoder.config
     num_ids = min(config.vocab_size, len(hf_model.get_input_embeddings().weight))  # pyright: ignore
     generator = torch.Generator().manual_seed(0)
 
     def draw(batch_size: int, length: int) -> Int[Tensor, "B L"]:
+        """Draw sequences of this length, or of the whole context if that is shorter."""
         shape = batch_size, min(length, config.context)
         return torch.randint(num_ids, shape, generator=generator).to(decoder.embed.weight.device)
 
-    length = config.window + _PAST_WINDOW
     if not config.has_short_window:
         return draw(*_TOKENS), None, 0, ""
-    if length <= _MOST_TOKENS:
+    length = config.window + _PAST_WINDOW
+    if length <= _MOST_TOKENS:  # all layers can read it
         return draw(1, length), None, 0, ""
-    num_layers = config.local_layers[0] + 1  # through the first layer with the window
+    num_layers = config.local_layers[0] + 1  # up to the first layer with the window
     if length * num_layers <= _MOST_TOKENS * config.num_layers:
         note = f"; past the window of {config.window:,} through {num_layers} of the layers"
         return draw(*_TOKENS), draw(1, length), num_layers, note
@@ -181,15 +183,16 @@ def _draw_tokens(
 
 
 def last_logits(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B K V"]:
-    """Return the logits after each of the last K tokens, K = L for texts of up to 32 tokens and 32
-    for longer ones; the model is our decoder or one of Transformers.
+    """Return the logits after each of the last K tokens, where K = min(L, 32). The model is our
+    decoder or one of Transformers.
     """
-    keep = min(tokens.shape[1], max(_TOKENS))
+    count = min(tokens.shape[1], _TOKENS[1])
     if isinstance(model, Decoder):
-        return model.logits(model.hidden(tokens)[:, -keep:])
+        return model.logits(model.hidden(tokens)[:, -count:])
     parameters = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in parameters else {}
-    return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
+    # Most models compute no other logits if they are asked to; the slice serves those that cannot.
+    options: dict[str, Any] = {"logits_to_keep": count} if "logits_to_keep" in parameters else {}
+    return model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]
 
 
 def _cut_layers(hf_model: PreTrainedModel, decoder: Decoder, num_layers: int) -> list[_Change]:
@@ -198,10 +201,10 @@ def _cut_layers(hf_model: PreTrainedModel, decoder: Decoder, num_layers: int) ->
     """
     config = hf_model.config.get_text_config(decoder=True)
     blocks = decoder_blocks(hf_model, config.num_hidden_layers)
-    name = next(name for name, module in hf_model.named_modules() if module is blocks)
-    owner, _, key = name.rpartition(".")
+    path = next(name for name, module in hf_model.named_modules() if module is blocks)
+    owner, _, attribute = path.rpartition(".")  # such as "model" and "layers"
     return [
-        (hf_model.get_submodule(owner), key, blocks[:num_layers]),
+        (hf_model.get_submodule(owner), attribute, blocks[:num_layers]),
         (config, "num_hidden_layers", num_layers),
         (decoder, "blocks", decoder.blocks[:num_layers]),
     ]
@@ -217,8 +220,10 @@ class InFloat32(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function with 16-bit tensors cast to float32; `tensor.dtype` says float32
-        too, and other attributes stay as they are.
+        """Call a torch function with its 16-bit tensors cast to float32.
+
+        The attribute `dtype` of such a tensor reads float32 as well; its other attributes are read
+        as they are. Torch calls this for every operation within the context.
         """
         if func == torch.Tensor.dtype.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             dtype = func(*args)

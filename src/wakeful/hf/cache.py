@@ -78,7 +78,9 @@ class WakefulCache(TransformersCache):
         self.slots.crop(0)
 
     def crop(self, tokens_to_remove: SupportsInt) -> None:
-        """Drop the last −n tokens for a negative n and none for 0; keep the first n for n > 0."""
+        """Crop the cache by the argument n: drop the last −n tokens for n < 0, keep the first n for
+        n > 0, and do nothing for n = 0 or where there are no more than n.
+        """
         count = int(tokens_to_remove)  # older Transformers give a tensor
         if count < 0 or 0 < count < self.slots.length:
             self.slots.crop(count)
@@ -119,12 +121,11 @@ def token_visibility(
     mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
 ) -> Visible:
     """Convert Transformers' attention mask (B, S) and position ids (1 or B, L) of new tokens
-    x (B, L, D) to our decoder's: return which keys are real (B, S), positions (B, L) and numbers of
-    packed texts (B, L), each None where the decoder's default is the same.
+    x (B, L, D) to the arguments of our decoder: return which tokens are real (B, S), positions
+    (B, L) and numbers of packed texts (B, L), each None where the decoder's default is the same.
 
     `start` tokens precede x in the cache; S = start + L. While a graph is traced, values cannot be
-    read (`is_readable`) and no branch depends on them: the general form is also correct for masks
-    that hide nothing and for rows of one text.
+    read (`is_readable`), and tensors are returned even where None would be the same.
 
     Raises:
         WakefulError: the mask has another shape.
@@ -143,20 +144,22 @@ def token_visibility(
         return valid, None, None
     positions = positions.expand(batch, length)
     if valid is None and is_readable(positions):
-        counted = torch.arange(start, end, device=x.device).expand(batch, length)
-        if torch.equal(positions, counted):
+        default_positions = torch.arange(start, end, device=x.device).expand(batch, length)
+        if torch.equal(positions, default_positions):
             return None, None, None
-    # Transformers packs texts only where it gives neither a mask nor a cache.
+    # Rows hold several packed texts only where Transformers gives neither a mask nor a cache.
     if mask is not None or start:
         return valid, positions, None
     return None, positions, _number_packed_texts(positions)
 
 
 def _number_packed_texts(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
-    """Return for each token the number of its text in the row, where positions restart at the start
-    of every text; None where every row holds a single text.
+    """Return for each token the number of its text in the row, from 0: positions restart where the
+    next text starts. Return None if every row holds a single text.
     """
     # True where a position is not the previous one plus 1; False at the first token.
     starts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     numbers = starts.long().cumsum(1)
-    return None if is_readable(numbers) and not bool(numbers.any()) else numbers
+    if is_readable(numbers) and not bool(numbers.any()):
+        return None
+    return numbers

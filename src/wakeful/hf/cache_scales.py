@@ -24,8 +24,9 @@ def cache_scheme_of(config: PreTrainedConfig) -> dict[str, Any]:
 def attach_cache_scales(
     model: PreTrainedModel, scheme: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-    """Make a model's attention layers quantize their keys and values as a `kv_cache_scheme` says,
-    with the calibrated scales among a folder's `tensors` (`….k_scale`, `….v_scale`).
+    """Make a model's attention layers, in place, quantize their keys and values as `scheme`, the
+    `kv_cache_scheme` of a configuration, says. The calibrated scales are among a folder's `tensors`
+    (`….k_scale`, `….v_scale`).
 
     A layer whose cache Transformers has quantized already stays as it is. `source` names the model
     in errors.
@@ -43,7 +44,9 @@ def attach_cache_scales(
     def replace_cache(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give an attention layer its quantizing cache around the one that it is called with."""
+        """Replace the cache in an attention layer's arguments by the layer's own quantizing cache,
+        which wraps it.
+        """
         cache: Any = module.get_submodule("kv_cache")
         cache.add_past_key_values(kwargs.get(CACHE))
         return args, {**kwargs, CACHE: cache}

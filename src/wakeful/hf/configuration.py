@@ -43,11 +43,12 @@ class WakefulConfig(PreTrainedConfig):
         pad_token_id: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Build a configuration from the fields of a `ModelConfig` (`parts`), from names of
-        `HF_FIELDS` in `kwargs`, or from both where they agree.
+        """Build a configuration from the fields of a `ModelConfig` (`parts`), from those of
+        `HF_FIELDS` among `kwargs`, or from both where they agree. Fields that are not given have
+        the defaults of `ModelConfig`; other `kwargs` are for Transformers.
 
         Raises:
-            WakefulError: a part is unknown, or a name contradicts the parts.
+            WakefulError: a part is unknown, or a field of `HF_FIELDS` contradicts the parts.
         """
         given_parts = dict(parts or {})
         unknown = given_parts.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
@@ -75,10 +76,12 @@ class WakefulConfig(PreTrainedConfig):
         return cls(parts=dataclasses.asdict(config), **kwargs)
 
     def _set_hf_fields(self, fields: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        """Set parts of the model by `fields`, values by their names in Transformers (`HF_FIELDS`).
+        """Set parts of the model to the values in `fields`, whose keys are Transformers' names.
+
+        `parts` are those that the caller gave. If there are any, no field may contradict them.
 
         Raises:
-            WakefulError: the caller gave `parts` too, and a field contradicts them.
+            WakefulError: a field contradicts the parts.
         """
         for name, value in fields.items():
             current = getattr(self, name)
@@ -91,8 +94,8 @@ class WakefulConfig(PreTrainedConfig):
                 setattr(self, name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as config.json holds it: `parts`, and beside them those of
-        `HF_FIELDS` that are not None.
+        """Return the configuration as config.json holds it: Transformers' own fields and `parts`,
+        and beside them those of `HF_FIELDS` that are not None.
         """
         fields = {name: getattr(self, name) for name in HF_FIELDS}
         return super().to_dict() | {
@@ -101,8 +104,8 @@ class WakefulConfig(PreTrainedConfig):
 
     @property
     def model(self) -> ModelConfig:
-        """The decoder's configuration. A tool may have lowered the number of layers: local layers
-        past it are left out.
+        """The decoder's configuration, without local layers past the number of layers, which a
+        tool may have lowered.
         """
         num_layers = self.parts["num_layers"]
         local = tuple(layer for layer in self.parts["local_layers"] if layer < num_layers)

@@ -35,8 +35,9 @@ class EngineDot(nn.Module):
     def __init__(
         self, config: WakefulConfig, layer: int, dot: DotProduct, *, has_sinks: bool
     ) -> None:
-        """Take the scale and normalizer of a layer's attention `dot`; there is a sink per head if
-        the normalizer has sinks (`has_sinks`) or the layer a stored prefix.
+        """Take the scale and normalizer of `dot`, the attention of the layer with the number
+        `layer`. The engine gets a sink per head if the normalizer has sinks (`has_sinks`) or the
+        layer has a stored prefix.
         """
         super().__init__()
         self.config = config
@@ -52,7 +53,7 @@ class EngineDot(nn.Module):
         self.sinks = nn.Parameter(zeros, requires_grad=False) if has_sinks or dot.stored else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; `sinks` is not registered as a parameter: no checkpoint has it."""
+        """Set an attribute, but do not register `sinks` as a parameter: no checkpoint has it."""
         if name == "sinks":
             object.__setattr__(self, name, value)
         else:
@@ -62,7 +63,10 @@ class EngineDot(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None, sink: Tensor | None
     ) -> Tensor:
         """Return attention (1, L, H, d) from q (1, L, H, d) and k, v (1, L, G, d); one row holds
-        the tokens of all texts of a batch. The engine has its own mask, so `keep` is ignored.
+        the tokens of all texts of a batch.
+
+        `sink` is the logarithm of the normalizer's sinks, None without. The engine has its own
+        mask, so that `keep` is ignored.
         """
         interface = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         key = value = None
@@ -71,7 +75,8 @@ class EngineDot(nn.Module):
             assert key is not None
             assert value is not None
             k, v = k - key, v - value
-        if self.sinks is not None:  # a stored prefix without sinks of the normalizer adds e^0
+        if self.sinks is not None:
+            # Without a sink of the normalizer there is a stored prefix, which adds e^0.
             self.sinks.copy_(torch.zeros_like(self.sinks) if sink is None else sink)
         out, _ = interface(
             self, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None,
@@ -85,7 +90,8 @@ class EngineDot(nn.Module):
 
 
 def use_engine_attention(decoder: Decoder, config: WakefulConfig) -> None:
-    """Replace the attention of a decoder's layers, in place, by calls of an inference engine.
+    """Replace the attention of a decoder's layers, in place, by calls of an inference engine, and
+    move the decoder's buffers to the default device, where the engine computes.
 
     Raises:
         WakefulError: the decoder's attention is another function than engines compute.
@@ -94,25 +100,27 @@ def use_engine_attention(decoder: Decoder, config: WakefulConfig) -> None:
     has_sinks = _check_engine_support(decoder, attentions)
     for layer, attention in enumerate(attentions):
         dot = EngineDot(config, layer, attention.dot, has_sinks=has_sinks)
-        if attention.dot.stored:  # at the layers whose keys and values this layer reads
+        if attention.dot.stored:  # tokens of a stored prefix
+            # A layer may read the keys or values of other layers, and with them their prefix.
             source = decoder.plan.sources[layer]
             dot.prefixes = [attentions[source.key].stored, attentions[source.value].stored]
         attention.dot = dot  # pyright: ignore[reportAttributeAccessIssue]
     decoder.by_engine = True
-    device = torch.get_default_device()  # where the engine computes: tables are made on the CPU
+    device = torch.get_default_device()  # tables are made on the CPU
     for module in decoder.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
 
 
 def _check_engine_support(decoder: Decoder, attentions: Sequence[Attention]) -> bool:
-    """Check that inference engines can compute a decoder's attention; return whether it has sinks.
+    """Check that inference engines can compute a decoder's attention; return whether its normalizer
+    has sinks.
 
     Raises:
         WakefulError: a part of the attention is not in the engines' kernels.
     """
-    normalizer = attentions[0].dot.normalizer
-    one_token = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)  # only a shape matters
+    normalizer = attentions[0].dot.normalizer  # all layers have the same kind
+    one_token = decoder.embed.weight.new_zeros(1, 1, decoder.config.width)  # only its shape counts
     sink = normalizer.log_sink(one_token) if normalizer.fused else None
     for problem in _find_engine_problems(decoder, attentions, sink):
         raise WakefulError(f"{problem}, which no engine computes: run it by Transformers")
@@ -122,13 +130,15 @@ def _check_engine_support(decoder: Decoder, attentions: Sequence[Attention]) -> 
 def _find_engine_problems(
     decoder: Decoder, attentions: Sequence[Attention], sink: Tensor | None
 ) -> Iterator[str]:
-    """Yield a sentence for each part of a decoder's attention that engines' kernels lack; `sink` is
-    the logarithm of the normalizer's sinks, None without.
+    """Yield a sentence for each part of a decoder's attention that engines' kernels cannot compute.
+
+    `sink` is the logarithm of the normalizer's sinks, (H,) or with more axes if it depends on the
+    query; None without sinks.
     """
     config = decoder.config
-    if not attentions[0].dot.normalizer.fused:
+    if not attentions[0].dot.normalizer.fused:  # no softmax, with or without a sink
         yield f"model.normalizer = {config.normalizer} makes other weights than a softmax"
-    if any(attention.attenders for attention in attentions):
+    if any(attention.attenders for attention in attentions):  # value routes that replace attention
         yield f"model.route = {config.route} attends in a way of its own"
     if sink is not None and sink.dim() > 1:
         yield f"model.normalizer = {config.normalizer} has another sink for every query"

@@ -54,8 +54,9 @@ def gguf_architecture(config: ModelConfig) -> tuple[str, ModelConfig]:
     """Return the `model_type` that a GGUF file stores a decoder as, and the configuration of the
     stored model.
 
-    Where llama.cpp has no sliding window for the architecture, or has it in other layers, the
-    context of the stored model is the window's length: up to there the two are the same model.
+    The two configurations differ only where llama.cpp has no sliding window for the architecture,
+    or has it in other layers. The stored model then has a context as long as the window: up to that
+    length, the window hides nothing.
 
     Raises:
         WakefulError: llama.cpp has no architecture that is this model.
@@ -69,8 +70,11 @@ def gguf_architecture(config: ModelConfig) -> tuple[str, ModelConfig]:
 
 
 def _has_windows(model_type: str, config: ModelConfig) -> bool:
-    """Tell whether llama.cpp's code of an architecture has windows in a model's local layers."""
-    if model_type == "granite_swa":  # in llama.cpp its layers share one RoPE base, or have no RoPE
+    """Tell whether llama.cpp's code for an architecture applies the window in those layers that are
+    local in this model.
+    """
+    if model_type == "granite_swa":
+        # Any layers, but llama.cpp's local layers have the others' RoPE base or no RoPE.
         return config.local_theta in (0, config.rope_theta)
     return model_type in ("gemma2", "gemma3_text") and _has_usual_layers(model_type, config)
 
@@ -86,9 +90,11 @@ def _has_usual_layers(model_type: str, config: ModelConfig) -> bool:
 
 
 def _shorten_to_window(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with a context as long as its window, which then hides nothing."""
+    """Return the configuration with a context as long as its window, which then hides nothing, and
+    without local layers if they differed in nothing else.
+    """
     shorter = dataclasses.replace(config, max_length=config.window, window=0)
-    # Local layers with the RoPE of the others now differ from them in nothing.
+    # The RoPE of local layers has a base of its own and is never scaled.
     if config.local_theta == config.rope_theta and config.rope == "plain":
         return dataclasses.replace(shorter, local_layers=(), local_theta=0.0)
     return shorter
@@ -106,8 +112,8 @@ def _check_llama_cpp(model_type: str, config: ModelConfig) -> None:
 
 
 def _list_unusual_fields(config: ModelConfig) -> str:
-    """Return, in parentheses for an error message, the fields that may be why a model is no stock
-    architecture: those of `_OURS` that differ from the default; "" for none.
+    """Return the end of an error message, which lists in parentheses why a model may be no stock
+    architecture: its values of the fields `_OURS` that are not the default. "" if all are.
     """
     default = ModelConfig()
     unusual = [
@@ -119,15 +125,17 @@ def _list_unusual_fields(config: ModelConfig) -> str:
 
 
 def _find_unsupported(model_type: str, config: ModelConfig) -> Iterator[str]:
-    """Yield a sentence for each field of a model that llama.cpp's code of its type cannot have."""
-    gemma, granite = model_type.startswith("gemma"), model_type.startswith("granite")
+    """Yield a sentence for each field of a model that has a value which llama.cpp's code for its
+    `model_type` cannot run.
+    """
+    is_gemma, is_granite = model_type.startswith("gemma"), model_type.startswith("granite")
     has_bias = config.bias or config.qkv_bias or config.out_bias
     rope, normalizer = build("ropes", config.rope), build("normalizers", config.normalizer)
     # A qwen2 has biases of q, k and v, and none in its feed-forward network.
     is_qwen2_bias = model_type == "qwen2" and not config.bias
-    if has_bias and not (is_qwen2_bias or granite or model_type == "gpt2"):
+    if has_bias and not (is_qwen2_bias or is_granite or model_type == "gpt2"):
         yield f"model.attention_bias: GGUF files have no biases of a {model_type}"
-    if isinstance(rope, Llama3) and model_type != "llama" and not granite:
+    if isinstance(rope, Llama3) and model_type != "llama" and not is_granite:
         problem = f"model.rope = {config.rope}"
         yield f"{problem}: llama.cpp scales only the RoPE of a llama so, not of a {model_type}"
     if model_type == "gpt2" and config.scale_logits_by_layer:
@@ -144,10 +152,10 @@ def _find_unsupported(model_type: str, config: ModelConfig) -> Iterator[str]:
             f"model.local_theta = {config.local_theta}: llama.cpp's code fixes it at "
             f"{_LOCAL_THETA} in a gemma3"
         )
-    if granite and config.local_theta not in (0, config.rope_theta):
+    if is_granite and config.local_theta not in (0, config.rope_theta):
         field = f"model.local_theta = {config.local_theta}"
         yield f"{field}: in llama.cpp a {model_type} has one base of RoPE"
-    if gemma and not config.tied:
+    if is_gemma and not config.tied:
         yield f"model.tied = False: in llama.cpp a {model_type} ties its head to its embedding"
     if model_type == "gemma2" and not (config.logit_cap and isinstance(normalizer, Softcap)):
         yield "model.logit_cap and model.normalizer: llama.cpp caps both logits of a gemma2"
@@ -180,7 +188,7 @@ def gguf_metadata(model_type: str, config: ModelConfig) -> dict[str, Value]:
         if isinstance(rope, Linear):  # Llama 3's scaling is a tensor of the file (`rope_factors`)
             values[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
             values[Keys.Rope.SCALING_FACTOR] = rope.factor
-    if model_type == "phi3":  # whose RoPE may be scaled past this length, and here is not
+    if model_type == "phi3":  # llama.cpp scales its RoPE past this length, so never here
         values[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
     if model_type.startswith("granite"):
         scaled = config.embedding == "scaled"
@@ -212,12 +220,16 @@ def gguf_metadata(model_type: str, config: ModelConfig) -> dict[str, Value]:
 
 
 def make_gguf_namer(model_type: str, num_layers: int) -> Callable[[str], str]:
-    """Return a function from a tensor's name in Transformers to its name in a GGUF file."""
+    """Return a function that converts a tensor's name in Transformers to its name in a GGUF file
+    of this architecture.
+    """
     name_map = get_tensor_name_map(ARCHITECTURES[model_type], num_layers)
 
     def gguf_name_of(hf_name: str) -> str:
-        if hf_name.endswith(SINKS):  # gguf knows sinks of other architectures alone
-            return f"blk.{hf_name.split('.')[-3]}.attn_sinks.weight"
+        """Convert a name such as "model.layers.0.self_attn.q_proj.weight"."""
+        if hf_name.endswith(SINKS):  # the package gguf has no name for a Granite's sinks
+            layer = hf_name.split(".")[-3]  # of "….layers.0.self_attn.sinks"
+            return f"blk.{layer}.attn_sinks.weight"
         gguf_name = name_map.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, hf_name
         return gguf_name
@@ -228,19 +240,21 @@ def make_gguf_namer(model_type: str, num_layers: int) -> Callable[[str], str]:
 def convert_for_llama_cpp(
     array: np.ndarray, name: str, model_type: str, config: ModelConfig, *, back: bool = False
 ) -> np.ndarray:
-    """Convert a tensor that Transformers calls `name` to the layout and scale of llama.cpp, or with
-    `back` from there to Transformers'.
+    """Convert a tensor that Transformers calls `name` to the layout and scale of llama.cpp; with
+    `back`, convert llama.cpp's tensor to Transformers'.
 
-    llama.cpp reorders the rotary channels of some architectures, transposes GPT-2's matrices, adds
-    one to Gemma's norms and divides queries by another root than the model.
+    llama.cpp reorders the rotary channels of some architectures, transposes GPT-2's matrices and
+    adds one to Gemma's norms. It may also divide attention logits by another root than the model
+    does, which a factor on the queries makes up for.
     """
-    # A norm of queries would undo a factor in their projection, so it takes the factor itself.
+    # A norm of queries would undo a factor in their projection: its weight takes the factor.
     scales_queries = name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight")
     factor = np.float32(_query_factor(model_type, config))
-    if scales_queries and back:
+    if scales_queries and back:  # the steps back are taken in the reverse order
         array = array / factor
     if model_type in _PAIRED and ("q_proj" in name or "k_proj" in name):
-        # The channels of each head that rotate together, i and i + d/2, stand beside each other.
+        # RoPE rotates the channels i and i + d/2 of a head together; llama.cpp has such a pair
+        # side by side.
         heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
         half = len(array) // heads // 2
         channels = (half, 2) if back else (2, half)
@@ -261,8 +275,8 @@ def llama_cpp_architecture(model_type: str) -> str:
 
 
 def rope_factors(config: ModelConfig) -> torch.Tensor | None:
-    """Return the divisor (d/2,) of each RoPE frequency for llama.cpp; None for unscaled RoPE, and
-    for RoPE with a single factor, which stands in the file's metadata.
+    """Return the numbers (d/2,) by which llama.cpp divides the RoPE frequencies for Llama 3's
+    scaling; None for other RoPE. (A single factor for all frequencies is in the file's metadata.)
     """
     rope: RopeScaling = build("ropes", config.rope)
     if not isinstance(rope, Llama3):
@@ -274,8 +288,9 @@ def rope_factors(config: ModelConfig) -> torch.Tensor | None:
 
 
 def _query_factor(model_type: str, config: ModelConfig) -> float:
-    """Return the factor to store query weights with: llama.cpp divides attention logits by the
-    square root of the width that its code chooses, and the model by √query_scalar.
+    """Return the factor by which a file's query weights are multiplied, so that attention logits
+    come out right: llama.cpp divides them by the square root of a width that its code chooses, and
+    the model divides them by √query_scalar.
     """
     if model_type.startswith("granite"):  # a file stores its scale of attention logits
         return 1.0

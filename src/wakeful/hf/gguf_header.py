@@ -49,7 +49,8 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     """Return the header of a GGUF file (versions 2 and 3).
 
     Raises:
-        WakefulError: it is not a GGUF file, is cut off, or claims what its bytes cannot hold.
+        WakefulError: the file cannot be read, is not a GGUF file, is cut off, or has a header whose
+            counts and sizes do not fit the file.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -71,7 +72,11 @@ class _Reader:
         return WakefulError(f"{self.path} is not a sound GGUF file: {problem}")
 
     def skip_bytes(self, count: int) -> int:
-        """Move on by `count` bytes and return where they begin."""
+        """Move on by `count` bytes; return the position where they begin.
+
+        Raises:
+            WakefulError: the file has fewer bytes left.
+        """
         start = self.position
         if count > len(self.data) - start:
             rest = len(self.data) - start
@@ -135,10 +140,15 @@ def _read_header(reader: _Reader) -> GGUFHeader:
 
 
 def _skip_array(reader: _Reader, key: str) -> int:
-    """Skip the array under a metadata key; return its length."""
+    """Skip the array under a metadata key; return its length.
+
+    Raises:
+        WakefulError: the array is longer than the file, or has an unknown type.
+    """
     item_type, length = reader.read_integer("I"), reader.read_integer("Q")
     if item_type == _STRING:
-        for _ in range(length):  # each takes eight bytes or more, so this ends with the file
+        # However large `length` is: each string takes at least eight bytes of the file.
+        for _ in range(length):
             reader.skip_bytes(reader.read_integer("Q"))
     elif item_type in _SCALARS:
         reader.skip_bytes(length * struct.calcsize(f"<{_SCALARS[item_type]}"))
@@ -162,18 +172,20 @@ def _read_tensor_entry(reader: _Reader, name: str) -> GGUFTensor:
         block_length, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)]
     except ValueError:
         raise reader.damage_error(f"the tensor {name!r} has the unknown type {ggml_type}") from None
-    numbers = math.prod(shape)
-    if numbers == 0 or shape[0] % block_length:
+    count = math.prod(shape)
+    if count == 0 or shape[0] % block_length:  # a row consists of whole blocks
         raise reader.damage_error(f"the tensor {name!r} cannot have the shape {shape}")
-    return GGUFTensor(shape, offset, numbers // block_length * block_bytes)
+    return GGUFTensor(shape, offset, count // block_length * block_bytes)
 
 
 def _check_data(reader: _Reader, header: GGUFHeader) -> None:
-    """Raise `WakefulError` where a tensor's bytes would lie past the end of the file."""
+    """Raise `WakefulError` where a tensor's bytes would lie past the end of the file, or the
+    alignment of the tensors' data is no power of two.
+    """
     alignment = header.values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise reader.damage_error(f"general.alignment is {alignment!r} and must be a power of two")
-    data_start = math.ceil(reader.position / alignment) * alignment
+    data_start = math.ceil(reader.position / alignment) * alignment  # behind the header
     for name, tensor in header.tensors.items():
         end = data_start + tensor.offset + tensor.num_bytes
         if end > len(reader.data):
@@ -184,13 +196,14 @@ def _check_data(reader: _Reader, header: GGUFHeader) -> None:
 
 
 def _check_sizes(reader: _Reader, header: GGUFHeader) -> None:
-    """Raise `WakefulError` where the metadata names a width that no tensor has, or more layers than
-    there are tensors: a model built from it would not fit into memory.
+    """Raise `WakefulError` where the metadata has a width that no tensor has, or a number of layers
+    above that of tensors: a model built from it might not fit into memory.
     """
     widths = {width for tensor in header.tensors.values() for width in tensor.shape}
     allowed = dict.fromkeys(_SIZES, widths) | {"block_count": range(1, len(header.tensors) + 1)}
     for key, value in header.values.items():
-        allowed_values = allowed.get(key.rsplit(".", 1)[-1])  # without the architecture's name
+        # Keys are such as "llama.block_count".
+        allowed_values = allowed.get(key.rsplit(".", 1)[-1])
         if allowed_values is None:
             continue
         if type(value) is not int or value not in allowed_values:

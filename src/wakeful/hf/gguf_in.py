@@ -41,7 +41,7 @@ def read_gguf_config(path: Path) -> ModelConfig | None:
     table = _read_json_value(path, MODEL)
     if table is None:
         return None
-    # With a training length that no context is too short for.
+    # The whole configuration of a run is checked: no context is too short for a length of 1.
     config = config_from_table({"model": table, "train": {"length": 1}}).model
     if stock_architecture(config)[0] not in ARCHITECTURES:
         raise WakefulError(f"{path}: {MODEL} is of no architecture that a GGUF file holds")
@@ -49,7 +49,11 @@ def read_gguf_config(path: Path) -> ModelConfig | None:
 
 
 def read_gguf_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer whose files a GGUF file written by wakeful stores."""
+    """Return the tokenizer whose files a GGUF file written by wakeful stores.
+
+    Raises:
+        WakefulError: the header is unsound, or a stored file is not a tokenizer's.
+    """
     files = _read_json_value(path, TOKENIZER) or {}
     known_files = ("tokenizer.json", *COMPANION_FILES)
     if not all(name in known_files and isinstance(text, str) for name, text in files.items()):
@@ -61,7 +65,7 @@ def read_gguf_tokenizer(path: Path) -> Tokenizer:
 
 
 def dump_tokenizer_files(tokenizer: Tokenizer) -> str:
-    """Return the files of a tokenizer as one JSON object of texts by file name."""
+    """Return a JSON object that has the text of each of a tokenizer's files, by the file's name."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return json.dumps({file.name: file.read_text("utf-8") for file in Path(folder).iterdir()})
@@ -83,9 +87,10 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     with wrap_errors(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
-        # An untied head is called output.weight too, and is a tensor of the model.
-        if tensor.name not in hf_names_by_gguf_name and tensor.name in _COMPUTED:
+        is_of_model = tensor.name in hf_names_by_gguf_name  # such as an untied head, output.weight
+        if not is_of_model and tensor.name in _COMPUTED:
             continue
+        # The caller refuses an unexpected tensor by its own name.
         name = hf_names_by_gguf_name.get(tensor.name, tensor.name)
         try:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)

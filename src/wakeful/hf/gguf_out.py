@@ -153,30 +153,36 @@ def export_gguf(
 
 
 def check_gguf(decoder: Decoder, tokenizer: Tokenizer) -> None:
-    """Raise `WakefulError` where `export_gguf` would refuse a decoder or its tokenizer."""
+    """Raise `WakefulError` if no GGUF file can hold a decoder's architecture or its tokenizer; the
+    weights' values are not checked.
+    """
     _, config = gguf_architecture(folded(decoder).config)
     gguf_tokenizer_fields(tokenizer, config.vocab_size, "")
 
 
 def gguf_bytes(decoder: Decoder) -> int:
-    """Return the bytes of a decoder's weights in a file with matrices in float16 and vectors in
-    float32.
+    """Return the bytes of a decoder's weights in a GGUF file that stores matrices in float16 and
+    vectors in float32.
     """
     return sum(tensor.numel() * (4 if tensor.ndim == 1 else 2) for tensor in decoder.parameters())
 
 
 def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
     """Return flags for llama.cpp's llama-quantize that give each matrix its quantized type, one
-    flag per line; `types` maps the decoder's names of matrices to types such as "Q4_K".
+    flag per line.
+
+    `types` maps the decoder's names of matrices to types such as "Q4_K". Matrices that a GGUF file
+    fuses into one have the same type.
     """
     model_type, config = gguf_architecture(decoder.config)
+    # The embedding and the head have flags of their own.
     flags = {"token_embd.weight": "--token-embedding-type", "output.weight": "--output-tensor-type"}
     lines: list[str] = []
     family, name_of = FAMILIES[model_type], make_gguf_namer(model_type, config.num_layers)
     for link in family.links(decoder.config):
         name = name_of(family.checkpoint_name(link.hf_name))
-        link_types = {types[part].lower() for part in link.decoder_names if part in types}
         flag = f"{flags[name]} " if name in flags else f"--tensor-type {name}="
+        link_types = {types[part].lower() for part in link.decoder_names if part in types}
         lines.extend(flag + link_type for link_type in link_types)
     return "\n".join(lines) + "\n"
 
@@ -184,19 +190,19 @@ def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
 def _find_grids(
     decoder: Decoder, model_type: str, config: ModelConfig, steps: Steps
 ) -> dict[str, tuple[GGMLQuantizationType, np.ndarray]]:
-    """Return the GGML type and the steps (rows, blocks) of each matrix whose values are integers
-    times a step of each block (a grid of llama.cpp), by the matrix's name in a GGUF file.
+    """Return, by names in a GGUF file, the GGML type and the steps (rows, blocks) of each matrix
+    that is already quantized for llama.cpp: its values are integers times the step of their block.
 
-    `steps` has bits and steps by the decoder's names of matrices. A matrix of the file that joins
-    several of the decoder's (a fused projection) joins their steps.
+    `steps` has the bits and the steps of these matrices by the decoder's names. A fused matrix of
+    the file has the joined steps of the decoder's matrices in it.
 
     Raises:
-        WakefulError: a joined matrix would have parts of several types.
+        WakefulError: a fused matrix would have parts of several types.
     """
     family, grids = FAMILIES[model_type], dict[str, tuple[GGMLQuantizationType, np.ndarray]]()
     for link in family.links(decoder.config):
         parts = [steps[name] for name in link.decoder_names if name in steps]
-        if not parts:
+        if not parts:  # not quantized for llama.cpp
             continue
         hf_name = family.checkpoint_name(link.hf_name)
         bits, *other_bits = {matrix_bits for matrix_bits, _ in parts}
@@ -204,6 +210,7 @@ def _find_grids(
             raise WakefulError(f"{hf_name} of a {model_type} would hold matrices of several types")
         joined = link.join([step.float() for _, step in parts]).cpu().numpy()
         name = make_gguf_namer(model_type, config.num_layers)(hf_name)
+        # The steps are reordered and scaled as the matrix is.
         steps_array = convert_for_llama_cpp(joined, hf_name, model_type, config)
         grids[name] = (GGMLQuantizationType[f"Q{bits}_0"], steps_array)
         # llama.cpp requires a head of an OLMo 2, even a tied one.
@@ -213,17 +220,18 @@ def _find_grids(
 
 
 def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantizationType) -> np.ndarray:
-    """Pack a matrix (N, K) that is its integer codes times `steps` (N, K / 32) into the bytes of
-    llama.cpp's block format `stored`: Q8_0, Q5_0 or Q4_0.
+    """Pack a matrix (N, K), whose values are integer codes times `steps` (N, K / 32), into the
+    bytes (N, bytes of a row) of llama.cpp's block format `stored`: Q8_0, Q5_0 or Q4_0.
 
-    A block is a step in float16 and 32 codes. Codes of 8 bits are int8. Codes of 4 bits are stored
-    plus 8, the first sixteen in the low halves of bytes and the others in the high halves. Codes of
-    5 bits are stored plus 16, likewise, with their top bits in front.
+    A block is a step in float16, then 32 codes. Codes of 8 bits are int8. To codes of 4 bits 8 is
+    added; the first sixteen take the low halves of 16 bytes, the others the high halves. To codes
+    of 5 bits 16 is added; 4 bytes hold their top bits, and the low 4 bits follow as in Q4_0.
     """
     rows = len(array)
     float16_steps = steps.astype("<f2")[..., None]
     blocks = array.reshape(rows, -1, _BLOCK)
     scale = float16_steps.astype(np.float32)
+    # A block of zeros may have the step 0, and has the codes 0.
     quotients = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)
     integers = np.rint(quotients).astype(int)
     parts: list[np.ndarray] = [float16_steps.view(np.uint8)]
@@ -240,8 +248,8 @@ def packed_blocks(array: np.ndarray, steps: np.ndarray, stored: GGMLQuantization
 
 
 def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
-    """Load the GGUF file that was written for `decoder`, with Transformers or, where its reader
-    leaves something out, with ours; None where the unpacked weights do not fit into memory.
+    """Load the GGUF file that was written for `decoder`: with Transformers, or with our own reader
+    if Transformers' would change the model. Return None if the unpacked weights do not fit memory.
     """
     num_weights = sum(parameter.numel() for parameter in decoder.parameters())
     if 2 * 4 * num_weights > free_memory(torch.device("cpu")):  # two copies in float32
@@ -253,8 +261,8 @@ def _load_if_it_fits(decoder: Decoder, path: Path) -> nn.Module | None:
 
 
 def _round_to_storage(storage: Storage, weight: Tensor) -> Tensor:
-    """Return a weight rounded as a GGUF file of this storage rounds matrices; an embedding or a
-    head, which the file may keep more exactly, is rounded like any other.
+    """Return a weight rounded as a GGUF file of this storage rounds it. An embedding and a head,
+    which a "q4_0" file keeps in Q8_0, are rounded like other matrices.
     """
     array = weight.float().cpu().numpy()
     ggml_type = _choose_type(array, storage, is_vocabulary=False)
@@ -265,7 +273,9 @@ def _round_to_storage(storage: Storage, weight: Tensor) -> Tensor:
 def _iterate_arrays(
     decoder: Decoder, model_type: str, config: ModelConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the GGUF name of every tensor of a decoder, and its values in llama.cpp's layout."""
+    """Yield the GGUF name of every tensor of a decoder, and its values in llama.cpp's layout in
+    float32. Tensors that llama.cpp needs besides are among them.
+    """
     name_of = make_gguf_namer(model_type, config.num_layers)
     for hf_name, tensor in hf_tensors(decoder, model_type, torch.float32).items():
         gguf_name = name_of(hf_name)
@@ -283,14 +293,13 @@ def _choose_type(
 ) -> GGMLQuantizationType:
     """Return the GGML type of a tensor in a file of this storage.
 
-    Vectors are float32. In "q8_0" and "q4_0", whose blocks are 32 numbers of a row, matrices with
-    rows of another length than whole blocks are float16, and an embedding or head
-    (`is_vocabulary`) is Q8_0.
+    Vectors are float32. "q8_0" and "q4_0" have blocks of 32 numbers of a row: a matrix whose rows
+    are not whole blocks is float16, and an embedding or head (`is_vocabulary`) is Q8_0 in both.
     """
     if array.ndim == 1:
         return GGMLQuantizationType.F32
-    if storage in ("q8_0", "q4_0"):
-        if array.shape[-1] % _BLOCK:
-            return GGMLQuantizationType.F16
-        return _TYPES["q8_0" if is_vocabulary else storage][0]
-    return _TYPES[storage][0]
+    if storage in ("f32", "f16"):
+        return _TYPES[storage][0]
+    if array.shape[-1] % _BLOCK:
+        return GGMLQuantizationType.F16
+    return _TYPES["q8_0" if is_vocabulary else storage][0]

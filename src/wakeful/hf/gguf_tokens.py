@@ -14,7 +14,7 @@ from gguf import Keys, TokenType
 from wakeful.data.encoding import read_merges
 from wakeful.data.tokenizer import GENERATION, Tokenizer, token_ids
 from wakeful.errors import WakefulError
-from wakeful.hf.checkpoint_reader import check_pad_token
+from wakeful.hf.checkpoint_reader import pad_token_with_row
 
 _KEYS = Keys.Tokenizer
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -43,10 +43,10 @@ _RARE = -1000.0
 
 
 def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> dict[str, Any]:
-    """Return a GGUF file's metadata of a tokenizer, by key, without its chat templates.
+    """Return a tokenizer's metadata in a GGUF file, by key, without its chat templates.
 
-    The vocabulary has `size` tokens, with padding tokens where the tokenizer has fewer. `name` is
-    the model's name, by which llama.cpp recognizes Phi-3.
+    The vocabulary has `size` tokens, with unused ones where the tokenizer has fewer. `name` is the
+    model's name, by which llama.cpp recognizes a Phi-3.
 
     Raises:
         WakefulError: llama.cpp has no name for the tokenizer's pre-tokenizer, would merge tokens
@@ -63,7 +63,7 @@ def gguf_tokenizer_fields(tokenizer: Tokenizer, size: int, name: str = "") -> di
                   _KEYS.TOKEN_TYPE: kinds, _KEYS.MERGES: merge_texts}  # fmt: skip
     end_keys = (_KEYS.EOS_ID, _KEYS.EOT_ID, _KEYS.EOM_ID)
     fields |= zip(end_keys, _list_end_tokens(tokenizer), strict=False)  # one to three tokens
-    fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: check_pad_token(tokenizer.pad, size)}
+    fields |= {_KEYS.BOS_ID: tokenizer.bos, _KEYS.PAD_ID: pad_token_with_row(tokenizer.pad, size)}
     fields |= {_KEYS.ADD_BOS: bool(tokenizer.opening), _KEYS.ADD_EOS: bool(tokenizer.closing)}
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -80,15 +80,15 @@ def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
     """Raise `WakefulError` where a GGUF file cannot say how a tokenizer matches its added tokens,
     which tokens surround a text, or which tokens end generation.
 
-    For a model whose `name` is Phi-3's, llama.cpp itself drops white space behind the special
-    tokens and "</s>", but not behind the tokens of `_PHI3_KEPT`.
+    A file says nothing of white space around tokens. But if the model's `name` is a Phi-3's,
+    llama.cpp drops white space after all special tokens and "</s>", except those of `_PHI3_KEPT`.
     """
     added = tokenizer.inner.get_added_tokens_decoder().values()
-    stripping = {token.content for token in added if token.rstrip}
+    stripping = {token.content for token in added if token.rstrip}  # white space after the token
     special = {token.content for token in added if token.special or token.content == "</s>"}
     is_phi3 = any(model_name in name.lower() for model_name in _PHI3)
-    strips_unasked = is_phi3 and stripping == special - _PHI3_KEPT
-    refused = ("lstrip", "single_word") if strips_unasked else ("lstrip", "rstrip", "single_word")
+    strips_like_phi3 = is_phi3 and stripping == special - _PHI3_KEPT
+    refused = ("lstrip", "single_word") if strips_like_phi3 else ("lstrip", "rstrip", "single_word")
     for token in added:
         for option in refused:
             if getattr(token, option):
@@ -111,8 +111,8 @@ def _not_expressible(feature: str) -> WakefulError:
 
 
 def _list_tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]]:
-    """Return the first `size` tokens of a vocabulary and their GGUF types; ids that the tokenizer
-    does not use become unused tokens "[PADn]".
+    """Return the first `size` tokens of a vocabulary, in the order of their ids, and their GGUF
+    types. An id n that the tokenizer does not use becomes an unused token "[PADn]".
     """
     inner = tokenizer.inner
     added = inner.get_added_tokens_decoder()
@@ -139,9 +139,9 @@ def _is_bpe(table: dict[str, Any]) -> bool:
 
 def _flatten_steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     """Return the steps of a tokenizer's normalizer or pre-tokenizer in order, with nested sequences
-    flattened; `key` is where a sequence has its steps.
+    flattened. `key` is the entry in which a sequence lists its steps.
     """
-    if not step:
+    if not step:  # the tokenizer has no normalizer or pre-tokenizer
         return []
     if step.get("type") == "Sequence":
         return [leaf for inner_step in step[key] for leaf in _flatten_steps(inner_step, key)]
@@ -149,7 +149,8 @@ def _flatten_steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]
 
 
 def _pre_tokenizer_name(table: dict[str, Any]) -> str:
-    """Return llama.cpp's name of a byte-level BPE's pre-tokenizer: how it splits text into words.
+    """Return llama.cpp's name for the pre-tokenizer of a byte-level BPE, which splits a text into
+    words.
 
     `table` is the content of tokenizer.json.
 
@@ -157,20 +158,21 @@ def _pre_tokenizer_name(table: dict[str, Any]) -> str:
         WakefulError: no name is known, or the tokenizer is not byte-level BPE.
     """
     steps = _flatten_steps(table.get("pre_tokenizer"), "pretokenizers")
-    kinds = [step.get("type") for step in steps]
+    step_types = [step.get("type") for step in steps]
     normalizers = [
         step.get("type") for step in _flatten_steps(table.get("normalizer"), "normalizers")
     ]
-    is_byte_level = _is_bpe(table) and kinds[-1:] == ["ByteLevel"] and normalizers in ([], ["NFC"])
+    ends_in_bytes = step_types[-1:] == ["ByteLevel"]
+    is_byte_level = _is_bpe(table) and ends_in_bytes and normalizers in ([], ["NFC"])
     # llama.cpp puts no space before a text of a byte-level BPE.
     if is_byte_level and not steps[-1].get("add_prefix_space"):
         uses_gpt2_pattern = steps[-1].get("use_regex", True)
-        if kinds == ["ByteLevel"] and uses_gpt2_pattern:
+        if step_types == ["ByteLevel"] and uses_gpt2_pattern:
             return "gpt-2"
-        splits_digits = kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits")
+        splits_digits = step_types == ["Digits", "ByteLevel"] and steps[0].get("individual_digits")
         if splits_digits and uses_gpt2_pattern:
             return "smollm"
-        if kinds == ["Split", "ByteLevel"] and not uses_gpt2_pattern and _isolates(steps[0]):
+        if step_types == ["Split", "ByteLevel"] and not uses_gpt2_pattern and _isolates(steps[0]):
             pattern = steps[0].get("pattern", {}).get("Regex", "")
             name = _SPLITS.get((pattern, bool(table["model"].get("ignore_merges"))))
             if name is not None:
@@ -190,13 +192,14 @@ def _isolates(split: dict[str, Any]) -> bool:
 def _sentencepiece_fields(
     table: dict[str, Any], tokens: list[str], kinds: list[TokenType]
 ) -> dict[str, Any]:
-    """Return the GGUF metadata of a SentencePiece BPE: tokens, their types and their scores.
+    """Return the GGUF metadata of a SentencePiece BPE: among others the tokens, their types and
+    their scores.
 
-    llama.cpp merges the two neighbors whose joined token has the highest score, so a token's score
-    is minus the rank of its first merge.
+    llama.cpp merges the two neighbors whose joined token has the highest score. So a token's score
+    is minus the rank of its merges in the tokenizer's own list.
 
     Raises:
-        WakefulError: that would not give the same tokens as the tokenizer's own list of merges.
+        WakefulError: llama.cpp would not merge in the order of that list.
     """
     merge_pairs = read_merges(table["model"])
     normal = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
@@ -205,7 +208,8 @@ def _sentencepiece_fields(
     if not byte_tokens <= normal:
         raise _not_sentencepiece("a token for some byte is missing")
     merged_tokens = [left + right for left, right in merge_pairs if left + right in normal]
-    # Several pairs make the same token: in succession they can share its score, else not.
+    # Several pairs may make the same token. One score stands for them if they are in succession:
+    # `groupby` then lists the token once.
     order = [token for token, _ in itertools.groupby(merged_tokens)]
     if len(order) != len(set(order)):
         raise _not_sentencepiece("two tokens' merges take turns")
@@ -224,8 +228,9 @@ def _sentencepiece_fields(
     if unknown is not None:
         special_types.setdefault(unknown, TokenType.UNKNOWN)
     kinds = [special_types.get(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
-    for token in tokens:  # no merge makes the tokens that have no score yet
-        scores.setdefault(token, -float(len(order)) if len(token) == 1 else _RARE)
+    for token in tokens:  # tokens without a score: no merge makes them
+        is_character = len(token) == 1
+        scores.setdefault(token, -float(len(order)) if is_character else _RARE)
     return {
         _KEYS.MODEL: "llama", _KEYS.PRE: "default", _KEYS.LIST: tokens, _KEYS.TOKEN_TYPE: kinds,
         _KEYS.SCORES: [scores[token] for token in tokens],
@@ -235,8 +240,10 @@ def _sentencepiece_fields(
 
 
 def _adds_space_prefix(table: dict[str, Any]) -> bool:
-    """Tell whether a SentencePiece tokenizer puts a space before a text; it writes spaces as "▁",
-    either by normalizers or by a pre-tokenizer of type "Metaspace".
+    """Tell whether a SentencePiece tokenizer puts a space before a text.
+
+    Such a tokenizer writes spaces as "▁": either by its normalizers, or by a pre-tokenizer of type
+    "Metaspace".
 
     Raises:
         WakefulError: its normalizer and pre-tokenizer treat spaces in another way.
@@ -245,7 +252,7 @@ def _adds_space_prefix(table: dict[str, Any]) -> bool:
     splits = _flatten_steps(table.get("pre_tokenizer"), "pretokenizers")
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prepend = {"type": "Prepend", "prepend": _SPACE}
-    # The normalizer leaves no " ", so a split at one does nothing.
+    # After these normalizers a text has no " ", so that a split at " " does nothing.
     other_splits = [split for split in splits if split.get("pattern") != {"String": " "}]
     if not other_splits and normalizers in ([prepend, replace], [replace]):
         return normalizers[0] == prepend

@@ -38,11 +38,11 @@ from wakeful.variants.roles import HEAD, HasRoles, Role, RoleMarks, mark_roles, 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
 """Tokens that a new cache has room for; it doubles whenever they are used up."""
-_PARTS = {
+_VARIANT_FOLDERS = {
     ValueRoute: "routes", DepthMix: "depth", Embedding: "embeddings", Normalizer: "normalizers",
     Norm: "norms",
 }  # fmt: skip
-"""The folders of variants that may have parameters."""
+"""The folders of variants that may have parameters, by the base class of their variants."""
 
 
 class WakefulPreTrainedModel(PreTrainedModel):
@@ -58,16 +58,18 @@ class WakefulPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize the parameters and buffers of one module by their roles; Transformers calls
-        this and skips tensors that a checkpoint has set.
+        """Initialize the parameters and buffers of one module, except those that a checkpoint has
+        set: the functions of `init` skip these. Transformers calls this for each module.
 
-        `role.start` names a parameter's distribution. What has none ("defined") gets the values
-        that its variant or rotary table starts with; in any other module, Transformers' own.
+        `role.start` names the distribution of a parameter. A tensor without one ("defined") gets
+        the value that it has in a new variant or rotary table. In all other modules, "normal" and
+        "defined" tensors are initialized by Transformers.
         """
         if not (module._parameters or module._buffers):
             return  # most modules: looking for their initial values would take longer than loading
         values = initial_values(self._decoder, module)
-        if values is None:
+        is_part_of_variant = values is not None  # or a rotary table
+        if not is_part_of_variant:
             super()._init_weights(module)
         for key, tensor in (
             *module.named_parameters(recurse=False),
@@ -77,8 +79,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
                 mark_roles(self)  # Transformers replaced parameters, and with them their marks
             role = role_of(tensor)
             start = "defined" if role is None else role.start
-            # A "normal" tensor outside of variants has its values from `super()` above.
-            if start == "residual" or (start == "normal" and values is not None):
+            if start == "residual" or (start == "normal" and is_part_of_variant):
                 init.normal_(tensor, std=deviation(self.config.model, start))
             elif start == "orthogonal":
                 init.orthogonal_(tensor)
@@ -98,7 +99,9 @@ class WakefulPreTrainedModel(PreTrainedModel):
         self._decoder.add_module("embed", value)
 
     def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
-        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name."""
+        """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name. It
+        has room for `capacity` tokens, and grows when they are used up.
+        """
         return WakefulCache(self._decoder.new_cache(batch_size, capacity))
 
     def _resize_token_embeddings(
@@ -107,19 +110,20 @@ class WakefulPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
-        """Resize the embedding, and the embedding tables inside the model's value route to as many
-        rows.
+        """Resize the embedding; return it. The model's value route, which may mix embeddings of
+        its own into the values, gets as many rows in each of its embedding tables.
 
         Raises:
             WakefulError: a table of the route is not an `nn.Embedding`; nothing has changed.
         """
         route = self._decoder.route
+        roles: Mapping[str, Role] = {}
+        if new_num_tokens is not None or pad_to_multiple_of is not None:  # else nothing is resized
+            roles = roles_of(route)
         tables: dict[str, nn.Embedding] = {}
-        resizes = new_num_tokens is not None or pad_to_multiple_of is not None
-        weight_names = [
-            name for name, role in roles_of(route).items() if resizes and role.vocabulary
-        ]
-        for weight_name in weight_names:
+        for weight_name, role in roles.items():
+            if not role.vocabulary:  # it has no row per token
+                continue
             table_name = weight_name.rpartition(".")[0]
             table = route.get_submodule(table_name)
             if not isinstance(table, nn.Embedding):
@@ -152,7 +156,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
             WakefulError: the function is the reentrant checkpoint, which loses gradients through
                 values that layers share, or `every_n_layers` is not 1.
         """
-        options = getattr(gradient_checkpointing_func, "keywords", {})
+        options = getattr(gradient_checkpointing_func, "keywords", {})  # of a `functools.partial`
         if enable and options.get("use_reentrant"):
             raise WakefulError(
                 "use_reentrant = True loses the gradients of values that layers share; "
@@ -167,12 +171,12 @@ class WakefulModel(WakefulPreTrainedModel):
     """The decoder without its head: final hidden states."""
 
     def __init__(self, config: WakefulConfig) -> None:
-        """Build the decoder, its projections under the names that peft looks for, and its attention
-        by an inference engine where the configuration names one.
+        """Build the decoder, with its projections under the names that peft looks for. Where the
+        configuration names an inference engine, the engine computes attention.
         """
         super().__init__(config)
         self.decoder = Decoder(config.model)
-        self.decoder.add_module("head", nn.Identity())  # the causal model's own
+        self.decoder.add_module("head", nn.Identity())  # `WakefulForCausalLM` has the head
         name_projections(self.decoder)
         if config._attn_implementation in ENGINES:
             use_engine_attention(self.decoder, config)
@@ -219,8 +223,9 @@ class WakefulModel(WakefulPreTrainedModel):
                 "attention weights are never made, so output_attentions has nothing to return; "
                 "wakeful.probes measures attention without them"
             )
-        neither = input_ids is None and inputs_embeds is None
-        if neither or not (input_ids is None or inputs_embeds is None or self.reads_tokens):
+        has_neither = input_ids is None and inputs_embeds is None
+        has_both = input_ids is not None and inputs_embeds is not None
+        if has_neither or (has_both and not self.reads_tokens):
             raise WakefulError(
                 "give either input_ids or inputs_embeds (both where a route reads tokens)"
             )
@@ -257,8 +262,10 @@ class WakefulModel(WakefulPreTrainedModel):
     def _choose_cache(
         self, cache: TransformersCache | None, use_cache: bool | None, x: Tensor
     ) -> WakefulCache | None:
-        """Return the cache of a forward pass over x (B, L, D): the caller's, a new one where
-        `use_cache` or the configuration asks for it, or None.
+        """Return the cache of a forward pass over x (B, L, D): the caller's `cache`; without one a
+        new cache, if `use_cache` or, outside of training, the configuration asks for it; else None.
+
+        While activations are recomputed in training there is no cache.
 
         Raises:
             WakefulError: the caller's cache is of another class.
@@ -306,11 +313,14 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        """Give `generate()` our cache, with room for the whole text."""
+        """Put our cache, with room for the whole text, among the arguments (`model_kwargs`) that
+        `generate()` calls the model with, unless the caller gave a cache or wants none.
+        """
         super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
         if model_kwargs.get(CACHE) is None and generation_config.use_cache:
+            # `generate()` repeats each prompt this often.
             rows_per_prompt = max(
                 generation_config.num_beams or 1, generation_config.num_return_sequences or 1
             )
@@ -319,10 +329,10 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the model's inputs of a step of `generate()`.
+        """Return the model's inputs for one step of `generate()`.
 
-        Where the prompt is given as embeddings, Transformers drops its ids; a route that reads
-        tokens gets them back, if the caller gave an id for each embedding.
+        For a prompt of embeddings, Transformers drops the prompt's ids. They are added again for a
+        model whose value route reads tokens, if the caller gave an id for each embedding.
         """
         kwargs["inputs_embeds"] = inputs_embeds
         base: Any = super()
@@ -333,8 +343,8 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         return inputs
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse `generate_batch` with a `WakefulError`: it needs a paged cache, which our layers
-        do not have.
+        """Raise `WakefulError`, always: Transformers calls this for `generate_batch`, which needs a
+        paged cache, and our layers have none.
         """
         raise WakefulError(
             "generate_batch keeps keys and values in pages that this model does not fill: call "
@@ -376,7 +386,7 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
         assert hidden is not None
         positions = logits_to_keep
         if isinstance(logits_to_keep, int):
-            positions = slice(-logits_to_keep, None)  # from -0, the beginning, for all positions
+            positions = slice(-logits_to_keep, None)  # for 0 from -0, the first position, on
         logits = self._decoder.capped(self.lm_head(hidden[:, positions]))
         loss = None
         if labels is not None:
@@ -392,16 +402,19 @@ class WakefulForCausalLM(HasRoles, RoleMarks, WakefulPreTrainedModel, Generation
 
 
 def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> WakefulForCausalLM:
-    """Wrap a decoder as our Transformers class, which shares its parameters and quantized layers.
+    """Wrap a decoder as our Transformers class, which shares its parameters and quantized layers,
+    and is in training mode where the decoder is.
 
-    `generate()` stops at the token `end_of_text`.
+    `generate()` stops at the token `end_of_text`, if it is not None.
     """
     config = WakefulConfig.of(decoder.config, eos_token_id=end_of_text)
     with torch.device("meta"):
         model = WakefulForCausalLM(config)
     modules = decoder.named_modules(remove_duplicate=False)
+    # Only quantized layers have a scheme.
     quantized = {name: module for name, module in modules if hasattr(module, "scheme")}
-    # Quantized layers take the place of a projection, and are not wrapped under peft's name.
+    # The new model has each projection inside a module ("attention.query.q_proj", for peft). A
+    # quantized layer takes the place of that whole module, and keeps the decoder's name.
     for name, module in quantized.items():
         hf_name = "lm_head" if name == "head" else f"model.decoder.{name}"
         parent, _, leaf = hf_name.rpartition(".")
@@ -425,23 +438,24 @@ def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
     for variant in decoder.modules():
-        folder = next((_PARTS[base] for base in _PARTS if isinstance(variant, base)), None)
-        if folder is None:
+        folders = [_VARIANT_FOLDERS[base] for base in _VARIANT_FOLDERS if isinstance(variant, base)]
+        if not folders:  # not a variant
             continue
+        # The module's name inside the variant: "" for the variant itself.
         name = next((name for name, part in variant.named_modules() if part is module), None)
         if name is not None:
-            fresh = _rebuild_variant(decoder, folder, variant).get_submodule(name)
-            return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+            new_module = _rebuild_variant(decoder, folders[0], variant).get_submodule(name)
+            return dict(new_module.named_parameters()) | dict(new_module.named_buffers())
     return None
 
 
 def _rebuild_variant(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
-    """Build a decoder's variant again from its expression, with its initial values; `folder` is the
-    folder of its kind, such as "routes".
+    """Build one of a decoder's variants again, with its initial values. `folder` has all variants
+    of its kind, such as "routes".
     """
     shape = decoder.config.shape
-    with fixed_seed():  # as in the decoder: random constants come out the same
-        rebuilt = build(folder, str(variant))
+    with fixed_seed():  # the decoder's own seed: random constants come out the same
+        rebuilt = build(folder, str(variant))  # `str` returns the expression that it was built from
         if isinstance(variant, ValueRoute):
             rebuilt.attach(shape, range(shape.num_layers))
         else:

@@ -17,12 +17,15 @@ from wakeful.variants import Variant
 
 
 def unsplit_modules(decoder: Decoder) -> list[str]:
-    """Return the names of the module classes that accelerate must not split over devices: the whole
-    decoder where it reads shared weights (a route's, learned positions ...) without calling their
-    module, which alone would move them; else its blocks.
+    """Return the names of the module classes that accelerate must not split over devices: those of
+    the blocks, or the whole decoder if it has weights outside of blocks that it reads directly.
+
+    Accelerate moves weights to a device only when their module is called, and the weights of
+    learned positions, routes, depth mixes and embedding variants are read without that.
     """
-    shared = (decoder.route, decoder.depth, decoder.embedding)
-    if decoder.config.positions == "learned" or any(list(part.parameters()) for part in shared):
+    parts = (decoder.route, decoder.depth, decoder.embedding)
+    has_weights = any(list(part.parameters()) for part in parts)
+    if decoder.config.positions == "learned" or has_weights:
         return ["Decoder"]
     return sorted({type(block).__name__ for block in decoder.blocks})
 
@@ -32,22 +35,23 @@ def offloaded_weights_loaded(decoder: Decoder) -> Iterator[None]:
     """Within a context, load offloaded weights that the decoder reads without calling their module:
     accelerate itself loads weights only when their module is called.
     """
-    # Accelerate hooks every module with weights, or none.
+    # Accelerate sets a hook on every module with weights, or on none.
     if "_hf_hook" not in vars(decoder.embed):
         yield
         return
     with ExitStack() as stack:
         for module in _modules_read_directly(decoder):
+            # Offloaded weights are on the meta device until the hook loads them.
             if any(weight.is_meta for weight in module.parameters(recurse=False)):
                 hook: Any = vars(module)["_hf_hook"]
                 hook.pre_forward(module)
-                stack.callback(hook.post_forward, module, None)
+                stack.callback(hook.post_forward, module, None)  # offloads them again
         yield
 
 
 def _modules_read_directly(decoder: Decoder) -> Iterator[nn.Module]:
-    """Yield the modules whose weights a decoder reads without calling them: learned positions,
-    variants and stored prefixes.
+    """Yield the modules whose weights a decoder may read without calling the module: learned
+    positions, and variants and stored prefixes with the modules inside them.
     """
     if decoder.config.positions == "learned":
         yield decoder.positions

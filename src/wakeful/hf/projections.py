@@ -60,11 +60,11 @@ class NamedHeads(NamedLinear):
 
 
 def name_projections(decoder: Decoder) -> None:
-    """Wrap every projection of a decoder, in place, so that it has its name in a Llama, which peft
-    looks for: `attention.query` becomes `attention.query.q_proj`, a plain linear layer.
+    """Wrap every projection of a decoder, in place, so that peft finds it under the name that it
+    has in a Llama: `attention.query` becomes `attention.query.q_proj`, a plain linear layer.
     """
     for block in decoder.blocks:
-        roles = roles_of(block)
+        roles = roles_of(block)  # of the matrices under their names before they are wrapped
         for path, name in PROJECTION_NAMES.items():
             sublayer_name, _, key = path.partition(".")  # such as "attention" and "query"
             sublayer = block.get_submodule(sublayer_name)

@@ -60,7 +60,8 @@ def read_back(
     rounding: AbstractContextManager[Any] | None = None,
 ) -> None:
     """Load a written model as its user will, and compare its logits with those of the model that it
-    was written from; warn where they differ by more than rounding explains.
+    was written from. Warn if they differ by more than rounding explains, or if the model is not
+    compared because it does not fit memory.
 
     Args:
         folder: the written folder, or GGUF file.
@@ -72,7 +73,7 @@ def read_back(
             default they are rounded to the files' type.
 
     Raises:
-        WakefulError: the folder cannot be loaded or run, its tokenizer gives other tokens, or its
+        Unreadable: the folder cannot be loaded or run, its tokenizer gives other tokens, or its
             logits are another model's.
     """
     try:
@@ -99,21 +100,22 @@ def read_back(
     difference = float((written_logits - logits).norm()) / size
     if difference <= _EXACT:
         return
+    # How far rounding the weights, as the files do, moves the logits of the model itself.
     rounding = rounding or RoundedParameters(_rounding_of_files(folder))
     rounded_logits = _float32_logits(expected, tokens, rounding)
-    explained = float((rounded_logits - logits).norm()) / size
-    if difference <= _ROUNDING * explained:
+    rounding_effect = float((rounded_logits - logits).norm()) / size
+    if difference <= _ROUNDING * rounding_effect:
         return
     # Not `difference > _OTHER_MODEL`, which is false for NaN. Where rounding alone changes much, a
     # difference does not prove another model.
-    if not difference <= _OTHER_MODEL and explained < _OTHER_MODEL / 10:
+    if not difference <= _OTHER_MODEL and rounding_effect < _OTHER_MODEL / 10:
         raise Unreadable(
             f"its logits are those of another model: {difference:.0%} of their size apart, and "
-            f"rounding explains {explained:.1%}"
+            f"rounding explains {rounding_effect:.1%}"
         )
     warn(
         f"read back, its logits differ by {difference:.2%} of their size (root mean "
-        f"square); rounding explains {explained:.2%}"
+        f"square); rounding explains {rounding_effect:.2%}"
     )
 
 
@@ -129,8 +131,9 @@ class RoundedParameters(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function with its parameters rounded; attributes ("__get__"), such as a
-        shape or a device, are read off the parameters themselves.
+        """Call a torch function with its arguments of the class `nn.Parameter` rounded. Torch calls
+        this for every operation within the context, also for reading an attribute ("__get__"), such
+        as a shape: that is read off the parameter itself.
         """
         if getattr(func, "__name__", "") != "__get__":
             args, kwargs = tree_map_only(nn.Parameter, self._round, (args, kwargs or {}))
@@ -157,7 +160,8 @@ def _load_by_transformers(folder: Path) -> nn.Module | None:
     with Shards(folder) as tensors:
         if quantized and _UNPACKED * tensors.num_bytes > free_memory(torch.device("cpu")):
             return None
-        # Transformers would silently leave these out; vLLM and `load_hf_model` apply them.
+        # Transformers would silently leave out online rotations and the scales of a quantized
+        # cache; `load_hf_model` applies them, as vLLM does.
         if transforms_of(config) or cache_scheme_of(config):
             return load_hf_model(folder, dtype="auto")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -175,9 +179,9 @@ def _load_by_transformers(folder: Path) -> nn.Module | None:
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBase) -> None:
-    """Raise `WakefulError` where a folder's tokenizer and `tokenizer` encode a text differently."""
+    """Raise `WakefulError` if a folder's tokenizer and `tokenizer` encode a sample differently."""
     if type(tokenizer).__module__.startswith("transformers_modules"):
-        return  # its code lies in the folder, and is not run
+        return  # to load it, code of the folder would have to run
     expected = tokenizer.encode(_SAMPLE)
     if isinstance(tokenizer, Tokenizer):  # ours encodes without special tokens around the text
         expected = [*tokenizer.opening, *expected, *tokenizer.closing]
@@ -188,16 +192,16 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBas
 
 def _draw_common_tokens(first: nn.Module, second: nn.Module) -> Int[Tensor, "B L"]:
     """Draw random tokens (B, L) that two models can read: of both vocabularies, within both
-    contexts and, where a sliding window is short, longer than it.
+    contexts and, if they have a short sliding window, longer than the window.
     """
     models = [first, second]
     num_ids = min(embedding_rows(model) for model in models)
     context = min(_config_limit(model, "max_position_embeddings", "context") for model in models)
     window = min(_config_limit(model, "sliding_window", "window") for model in models)
     batch_size, length = _TOKENS
-    past_window = window + length // 2
-    if past_window <= _LONGEST:  # never without a window, which counts as 2³⁰ tokens
-        batch_size, length = 1, past_window
+    length_past_window = window + length // 2
+    if length_past_window <= _LONGEST:  # never without a window, which counts as 2³⁰ tokens
+        batch_size, length = 1, length_past_window
     generator = torch.Generator().manual_seed(0)
     return torch.randint(num_ids, (batch_size, min(length, context)), generator=generator)
 
@@ -226,16 +230,17 @@ def _config_limit(model: nn.Module, hf_field: str, decoder_field: str) -> int:
 def _float32_logits(
     model: nn.Module, tokens: Int[Tensor, "B L"], context: AbstractContextManager[Any] | None = None
 ) -> Tensor:
-    """Return the last logits of tokens, computed in float32 whatever type the weights have, and
-    inside another context if one is given.
+    """Return a model's logits after the last tokens (`last_logits`), on the CPU, computed in
+    float32 whatever type the weights have. `context` is a further context to compute in.
     """
     weight = next(model.parameters(), None)
     device = tokens.device if weight is None else weight.device
     has_16_bits = any(parameter.element_size() == 2 for parameter in model.parameters())
-    widened = InFloat32() if has_16_bits else nullcontext()
-    # Rotary frequencies are in no file; those of a 16-bit model would be rounded.
+    in_float32 = InFloat32() if has_16_bits else nullcontext()
+    # A 16-bit model has rounded its rotary frequencies. No file holds them, so that a model loaded
+    # from one has exact ones.
     exact = change_attributes(exact_rotary_frequencies(model))
-    with evaluating(model), exact, widened, context or nullcontext():
+    with evaluating(model), exact, in_float32, context or nullcontext():
         return last_logits(model, tokens.to(device)).float().cpu()
 
 

@@ -59,7 +59,8 @@ def register_softmax1() -> None:
     AttentionInterface.register(SOFTMAX1, softmax1_attention_forward)
     AttentionMaskInterface.register(SOFTMAX1, sdpa_mask)
     to_dict = PreTrainedConfig.to_dict
-    if not hasattr(to_dict, "writes_softmax1"):  # Transformers has no registry for this
+    if not hasattr(to_dict, "writes_softmax1"):  # not replaced yet
+        # Transformers has no registry for what config.json holds.
         PreTrainedConfig.to_dict = _add_softmax1_field(to_dict)
 
 
@@ -70,6 +71,7 @@ def _add_softmax1_field(to_dict: Any) -> Any:
 
     @functools.wraps(to_dict)
     def to_dict_with_softmax1(config: PreTrainedConfig) -> dict[str, Any]:
+        """Return the table of `to_dict`, with the field where the configuration needs it."""
         table, choice = to_dict(config), softmax1_choice(config)
         return table if choice is None else table | {_FIELD: choice}
 
@@ -78,20 +80,23 @@ def _add_softmax1_field(to_dict: Any) -> Any:
 
 
 def softmax1_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
-    """Return the value of `attn_implementation` by which a configuration chooses softmax-1.
+    """Return the value of `attn_implementation` by which a configuration chooses softmax-1; None if
+    it does not.
 
-    It is the name `SOFTMAX1`; for a model of several parts (`sub_configs`) a table of the parts
-    that choose it, where "" stands for the whole model; or None where nothing chooses it.
+    The value is the name `SOFTMAX1`. For a model of several parts (`sub_configs`) it is a table of
+    the parts that choose softmax-1, in which "" stands for the whole model.
     """
-    parts: dict[str, Any] = {}
-    for key in config.sub_configs:
-        part = getattr(config, key, None)
+    choices: dict[str, Any] = {}
+    if implementation_in_config(config) == SOFTMAX1:
+        if not config.sub_configs:
+            return SOFTMAX1
+        choices[""] = SOFTMAX1
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
         choice = softmax1_choice(part) if isinstance(part, PreTrainedConfig) else None
         if choice is not None:
-            parts[key] = choice
-    if implementation_in_config(config) == SOFTMAX1:
-        return {"": SOFTMAX1} | parts if config.sub_configs else SOFTMAX1
-    return parts or None
+            choices[name] = choice
+    return choices or None
 
 
 def check_softmax1(model: PreTrainedModel) -> None:
@@ -158,7 +163,7 @@ def softmax1_attention_forward(
     if causal and queries > 1:
         # `attend` is causal. Further keys are those of a static cache that are not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
-    # Every query sees all keys: full attention, or a single last query.
+    # Every query attends to all keys: full attention, or a single last query.
     check_kernel(q)
     return attend_with_sink(q, k, v, sink, keep=None, causal=False, scale=scale), None
 
@@ -171,8 +176,10 @@ def _check_arguments(
     dropout: float,
     kwargs: dict[str, object],
 ) -> None:
-    """Raise `WakefulError` for arguments of an attention function that softmax-1 cannot serve:
-    dropout, options of `_UNSUPPORTED`, attention weights as output, or unusual shapes.
+    """Raise `WakefulError` for arguments of an attention function that softmax-1 cannot serve.
+
+    These are dropout, options of `_UNSUPPORTED`, a request for attention weights, sinks (`s_aux`)
+    that are not one per head, and values of another width than the queries.
     """
     name = type(module).__name__
     if dropout:

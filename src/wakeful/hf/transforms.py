@@ -31,14 +31,15 @@ _FOLDED = ("weight_input", "weight_output")
 def make_transform_config(
     layers: Sequence[str], matrix: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the `transform_config` that makes a reader multiply the inputs x of `layers` by
-    `matrix` (n, n), and the tensor to store for it, by its name.
+    """Return two things: the `transform_config` that makes a reader multiply the inputs x of
+    `layers` by `matrix` (n, n), and the tensor to store for it, by its name.
 
-    The names of all layers end alike, such as "mlp.down_proj". The type is `random-hadamard` also
+    `layers` are names that end alike, such as "mlp.down_proj". The type is `random-hadamard` also
     for a Hadamard matrix: vLLM has no kernel of type `hadamard` on a CPU, and divides a
     `random-matrix` by √n, which compressed-tensors does not.
     """
-    name_end = ".".join(layers[0].rsplit(".", 2)[-2:]).replace(".", r"\.")
+    last_names = layers[0].rsplit(".", 2)[-2:]  # such as "mlp" and "down_proj"
+    name_end = ".".join(last_names).replace(".", r"\.")  # in a regular expression
     apply = {
         "targets": [rf"re:.*\.{name_end}$"], "location": "input", "inverse": False, "ignore": [],
     }  # fmt: skip
@@ -57,8 +58,9 @@ def transforms_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def remove_transforms(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Remove `transform_config` and the status that makes Transformers refuse the folder from a
-    configuration, in place; return the configuration.
+    """Remove `transform_config` from a configuration, in place, and replace our own
+    `quantization_status`, which makes Transformers refuse the folder, by "compressed"; return the
+    configuration.
     """
     quantized: dict[str, Any] = config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     del quantized[FIELD]
@@ -92,50 +94,56 @@ def _rotate_output(layer: nn.Module, _args: object, output: Tensor) -> Tensor:
 def attach_transforms(
     model: PreTrainedModel, groups: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-    """Make a model's layers apply the transforms of `groups`, with matrices from `tensors`.
+    """Make a model's layers, in place, apply the transforms of `groups` to their inputs or outputs,
+    with matrices from `tensors`.
 
     `groups` are the `config_groups` of a `transform_config`; `source` names the model in errors.
 
     Raises:
-        WakefulError: a transform is of an unsupported type or location, or its matrix is missing.
+        WakefulError: a transform is of an unsupported type or location, its matrix is missing, or
+            it names no layer.
     """
     for name, group in groups.items():
         if group.get("type") not in ("hadamard", "random-hadamard") or group.get("randomize"):
             problem = f"is {group.get('type')!r}, which readers interpret differently"
             raise _transform_error(source, name, problem)
-        for args in group["apply"]:
-            location = args["location"]
+        for application in group["apply"]:
+            location = application["location"]
             if location in _FOLDED:  # the stored weights are transformed already
                 continue
             if location not in _SIZE_ATTRIBUTES:
                 raise _transform_error(source, name, f"acts on {location}")
-            _attach_transform(model, f"{name}_{location}", group, args, tensors, source)
+            _attach_transform(model, f"{name}_{location}", group, application, tensors, source)
 
 
 def _attach_transform(
     model: PreTrainedModel,
     name: str,
     group: Mapping[str, Any],
-    args: Mapping[str, Any],
+    application: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     source: str,
 ) -> None:
-    """Rotate the inputs or outputs of the layers that `args`, an entry of the `apply` list of a
-    transform (`group`), names as its targets.
+    """Make layers rotate their inputs or outputs.
 
-    The matrix is stored under `name`; of type "hadamard" it is computed where none is stored.
+    `application` is an entry of the `apply` list of a transform (`group`). It names the layers
+    ("targets") and says whether inputs or outputs are rotated ("location"). Tensors whose names end
+    in `name` are the matrices, one for each width. A missing one of type "hadamard" is computed.
 
     Raises:
         WakefulError: no layer has a name among the targets, or the matrix of a layer is missing.
     """
     from compressed_tensors.utils import match_named_modules  # noqa: PLC0415  # Transformers has read the model by it
 
-    location = args["location"]
+    location, targets = application["location"], application["targets"]
+    inverse = bool(application.get("inverse"))
     matrices = [tensors[key] for key in tensors if key.endswith(f".{name}.weight")]
-    rotations = {len(matrix): _Rotation(_normalize_matrix(matrix, args)) for matrix in matrices}
-    matches = list(match_named_modules(model, args["targets"], args.get("ignore") or []))
+    rotations = {
+        len(matrix): _Rotation(_normalize_matrix(matrix, inverse=inverse)) for matrix in matrices
+    }
+    matches = list(match_named_modules(model, targets, application.get("ignore") or []))
     if not matches:
-        raise _transform_error(source, name, f"names no layer: {args['targets']}")
+        raise _transform_error(source, name, f"names no layer: {targets}")
     for path, layer in matches:
         width = group.get("head_dim") or getattr(layer, _SIZE_ATTRIBUTES[location])
         if width not in rotations:
@@ -152,12 +160,12 @@ def _attach_transform(
             layer.register_forward_hook(_rotate_output)
 
 
-def _normalize_matrix(stored: Tensor, args: Mapping[str, Any]) -> Tensor:
-    """Return a stored matrix (n, n) divided by √n, which makes it orthogonal; transposed where
-    `args` asks for the inverse.
+def _normalize_matrix(stored: Tensor, *, inverse: bool) -> Tensor:
+    """Return the orthogonal matrix of a transform, which is the stored matrix (n, n) divided by √n,
+    or its inverse.
     """
     matrix = stored.float() / math.sqrt(len(stored))
-    return matrix.T.contiguous() if args.get("inverse") else matrix
+    return matrix.T.contiguous() if inverse else matrix
 
 
 def _transform_error(source: str, name: str, problem: str) -> WakefulError:

@@ -33,14 +33,15 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def convert_hf_model(model: nn.Module, max_length: int = 0) -> Decoder:
-    """Convert a Transformers model to our decoder, which shares its weights.
+    """Convert a Transformers model to our decoder, which shares its weights and is in evaluation
+    mode.
 
-    `compare_logits` checks that the two compute the same function. `max_length`, if not 0, is the
-    decoder's context.
+    `max_length`, if not 0, is the decoder's context. The logits of the two are not compared here
+    (`compare_logits`).
 
     Raises:
-        WakefulError: our decoder cannot represent the model (the field of its configuration is
-            named) or the attention function that the model was given.
+        WakefulError: the model has adapters or quantized layers; or our decoder cannot represent it
+            (the field of its configuration is named) or the attention function that it was given.
     """
     assert isinstance(model, PreTrainedModel)
     refuse_adapters(model)
@@ -51,7 +52,7 @@ def convert_hf_model(model: nn.Module, max_length: int = 0) -> Decoder:
         )
     family, config = convert_hf_config(model.config, max_length)
     config = _set_attention_normalizer(model, config)
-    # The model may have another head than its configuration says: it was changed in memory.
+    # A model that was changed in memory may tie its head otherwise than its configuration says.
     if config.tied or model.get_output_embeddings() is not None:
         config = dataclasses.replace(config, tied=shares_head(model))
     first = next(model.parameters())
@@ -82,7 +83,7 @@ def read_gguf_decoder(
     `max_length` 0 keeps the model's context, and `dtype` None gives float32.
     """
     stored_config = read_gguf_config(path)
-    assert stored_config is not None
+    assert stored_config is not None  # None: another program wrote the file
     family, config = convert_hf_config(stock_architecture(stored_config)[1], max_length)
     tensors = gguf_tensors(path, stored_config)
     return _fill_decoder(config, family, tensors, path, dtype, device)
@@ -101,32 +102,36 @@ def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Fa
             "quantized checkpoints cannot be read, and the configuration has "
             f"quantization_config.quant_method = {method!r}"
         )
-    kind = config.model_type
-    if kind not in FAMILIES:
-        why = CANNOT.get(kind, f"it can be {', '.join(sorted(FAMILIES))}")
+    model_type = config.model_type
+    if model_type not in FAMILIES:
+        why = CANNOT.get(model_type, f"it can be {', '.join(sorted(FAMILIES))}")
         as_it_is = "diagnose and quantize take it as it is"
         if is_hybrid(config):
             why = f"it has layers of linear attention (layer_types); {as_it_is}"
         elif any(getattr(config, name, None) for name in _EXPERTS):
             why = f"it is a mixture of experts; {as_it_is}"
-        raise WakefulError(f"our decoder cannot be a {kind}: {why}")
+        raise WakefulError(f"our decoder cannot be a {model_type}: {why}")
+    family = FAMILIES[model_type]
     try:
-        return FAMILIES[kind], FAMILIES[kind].from_hf_config(config, max_length)
+        return family, family.from_hf_config(config, max_length)
     except WakefulError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # A damaged configuration: a field is missing, or has a value of another type.
         raise WakefulError(
-            f"the configuration is not that of a {kind}: {first_line(error)}"
+            f"the configuration is not that of a {model_type}: {first_line(error)}"
         ) from None
 
 
 def _set_attention_normalizer(model: PreTrainedModel, config: ModelConfig) -> ModelConfig:
-    """Return our configuration with the normalizer that the model's `attn_implementation` computes:
-    softmax-1 for ours, the configuration's own for Transformers' implementations.
+    """Return our configuration with the normalizer that the model's `attn_implementation` computes.
+
+    It is softmax-1 for `SOFTMAX1`. An implementation of Transformers' own computes the normalizer
+    that `config` has already.
 
     Raises:
-        WakefulError: the implementation is of neither, or the model has another normalizer than
-            softmax beside softmax-1.
+        WakefulError: the implementation is neither of the two, or `SOFTMAX1` would replace another
+            normalizer than softmax.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
     # Our own class ignores the setting, and "eager" is the architecture's own definition.
@@ -157,10 +162,11 @@ def _fill_decoder(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> Decoder:
-    """Build a decoder on the meta device and set its parameters to a checkpoint's tensors.
+    """Build a decoder on the meta device, which takes no memory, and set its parameters to a
+    checkpoint's tensors, on `device`.
 
-    `tensors` are by their names in checkpoints of `family`; `dtype` None keeps their types. `path`
-    names the checkpoint in errors.
+    `tensors` have their names in checkpoints of `family`. With `dtype` None they keep their types.
+    `path` names the checkpoint in errors.
 
     Raises:
         WakefulError: a tensor is missing, unexpected, or of another shape than the configuration's.
@@ -171,7 +177,7 @@ def _fill_decoder(
     parameters = dict(decoder.named_parameters())
     for name, link in links.items():
         tensor = read_floats(tensors, checkpoint_names[name]).to(dtype=dtype)
-        # Joining the decoder's tensors, which have no values yet, gives the shape.
+        # The decoder's tensors have no values yet: joined, they have the shape of the checkpoint's.
         expected_shape = link.join([parameters[part] for part in link.decoder_names]).shape
         if tensor.shape != expected_shape:
             raise WakefulError(
@@ -187,18 +193,20 @@ def _fill_decoder(
         decoder.head.weight = decoder.embed.weight
     unset = [name for name, parameter in decoder.named_parameters() if parameter.is_meta]
     assert not unset, unset
-    return decoder.to(device)
+    return decoder.to(device)  # only buffers move
 
 
 def _match_names(
     family: Family, link_names: Collection[str], tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
-    """Return the name in the checkpoint of each tensor in `link_names` (`Link.hf_name`), by its
-    name there.
+    """Find the tensor of a checkpoint for each of `link_names`, names in links (`Link.hf_name`);
+    return the tensors' names in the checkpoint, by the names in links.
+
+    The checkpoint may also have constants that the model computes itself, and the head of a `tied`
+    model.
 
     Raises:
-        WakefulError: the checkpoint lacks such a tensor, or has one that is neither in a link nor a
-            constant nor the head of a model with a tied head.
+        WakefulError: the checkpoint lacks one of the tensors, or has another one.
     """
     checkpoint_names: dict[str, str] = {}
     for checkpoint_name in tensors:

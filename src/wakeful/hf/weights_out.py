@@ -23,8 +23,8 @@ from wakeful.hf.checkpoint_reader import (
     INDEX,
     ONE,
     PAD,
-    check_pad_token,
     corrected_config,
+    pad_token_with_row,
     suppress_warnings,
     to_file_type,
 )
@@ -42,9 +42,9 @@ from wakeful.runs.run import disk_errors, save_tensors
 SHARD = "2GB"
 """Largest file of weights, which is held in memory while it is written."""
 _IDS = ("bos_token_id", "eos_token_id", PAD)
-_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 Ids = dict[str, int | list[int] | None]
-_MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
+_MATCH_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def export_decoder(
@@ -59,11 +59,12 @@ def export_decoder(
 ) -> str:
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
-    The model is written as a stock architecture where the folded decoder is exactly one and
-    Transformers reads the tokenizer beside it, else as our own class with its code, for
-    `trust_remote_code=True`. Weights are rounded to `dtype`; with `types` none is rounded (see
-    `to_file_type`). A file of weights holds at most `shard`. `card` becomes README.md. The written
-    folder is loaded and compared with the decoder before it gets its name (`read_back`).
+    The model is written as a stock architecture, if the decoder is exactly one once the scales of
+    its norms are multiplied into its matrices (`folded`), and if Transformers reads the tokenizer
+    beside it; else as our own class with its code, for `trust_remote_code=True`. Weights are
+    rounded to `dtype`; with `types` none is rounded (see `to_file_type`). A file of weights holds
+    at most `shard`. `card` becomes README.md. The written folder is loaded and compared with the
+    decoder before it gets its name (`read_back`).
 
     Raises:
         WakefulError: the folder exists, or it cannot be written or read back.
@@ -95,8 +96,8 @@ def save_stock(
     its `model_type`.
 
     Weights are rounded to `dtype` (None: the model's type); with `types` none is rounded (see
-    `to_file_type`). The written folder is loaded and compared with the model before it gets its
-    name (`read_back`).
+    `to_file_type`). `card` becomes README.md. The written folder is loaded and compared with the
+    model before it gets its name (`read_back`).
 
     Raises:
         WakefulError: the folder exists, it cannot be read back, or Transformers reads another
@@ -147,9 +148,11 @@ def architecture_to_write(
 
 def stock_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     """Return the `model_type` and configuration of the Transformers architecture that computes the
-    same function as the folded decoder; our own class where there is none.
+    same function as the decoder; those of our own class where there is none.
 
-    A family's nearest configuration is the same model if it converts back to the decoder's.
+    The decoder is taken as it is after folding, when the scales of its norms are multiplied into
+    its matrices. A family of architectures has a nearest configuration for every decoder: it is the
+    same model if it converts back to the decoder's configuration.
     """
     folded_decoder_config = folded_config(config)
     expected = canonical_config(folded_decoder_config)
@@ -160,8 +163,8 @@ def stock_architecture(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
         except WakefulError:  # our decoder cannot be that model at all
             continue
         if canonical_config(converted_back) == expected:
-            name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
-            hf_config.architectures = [name if isinstance(name, str) else name[0]]
+            names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_config.model_type]
+            hf_config.architectures = [names if isinstance(names, str) else names[0]]
             return hf_config.model_type, hf_config
     return _wakeful_architecture(config)
 
@@ -183,8 +186,8 @@ def hf_tensors(
         WakefulError: a value is not finite in its type.
     """
     family = FAMILIES[model_type]
-    if model_type != WakefulConfig.model_type:  # stock architectures have the folded weights
-        decoder = folded(decoder)
+    if model_type != WakefulConfig.model_type:
+        decoder = folded(decoder)  # stock architectures lack scales and projections of ours
     decoder_tensors = dict[str, Tensor](decoder.named_parameters(remove_duplicate=False))
     # A constant sink of softmax-1 is a buffer, and is stored where others have a learned one.
     decoder_tensors |= decoder.named_buffers(remove_duplicate=False)
@@ -205,8 +208,8 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     """Write config.json, with RoPE's parameters also in the fields that older readers know.
 
     Transformers 5 writes them as `rope_parameters`. A reader that knows `rope_theta` alone (mlx-lm
-    0.32, Transformers 4) would silently use a base of 10,000. `output_attentions` is left out:
-    Transformers refuses to write it beside SDPA.
+    0.32, Transformers 4) would silently use a base of 10,000. `output_attentions` is set to False,
+    in `config` too: Transformers refuses to write it beside SDPA.
     """
     vars(config)["_output_attentions"] = False
     config.save_pretrained(folder)
@@ -225,8 +228,10 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _older_rope_fields(rope: dict[str, Any], model_type: str) -> dict[str, Any]:
-    """Convert Transformers 5's `rope_parameters` to the fields of Transformers 4's configurations
-    (`rope_theta`, `rope_scaling` and others by `model_type`).
+    """Convert Transformers 5's `rope_parameters` to fields of Transformers 4: `rope_theta`,
+    `partial_rotary_factor` (a GPT-NeoX has other names for these two) and `rope_scaling`.
+
+    Where layers with full and with sliding attention have a RoPE each, each base has its own field.
     """
     base_fields = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
     if rope.keys() & base_fields:  # one table per type of layer
@@ -235,8 +240,8 @@ def _older_rope_fields(rope: dict[str, Any], model_type: str) -> dict[str, Any]:
             for layer_type, name in base_fields.items()
             if layer_type in rope
         }
-        # From this field, Transformers 5 would scale the RoPE of every layer; of a Gemma 3 it knows
-        # that only the layers with full attention are meant.
+        # Only for a Gemma 3 does Transformers 5 apply `rope_scaling` to the layers with full
+        # attention alone; for another model it would scale the RoPE of every layer.
         if model_type == "gemma3_text":
             fields |= _rope_scaling_field(rope["full_attention"], ("rope_theta",))
         return fields
@@ -281,7 +286,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
 
 def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, rows: int) -> None:
     """Write the tokenizer's files and generation_config.json, and set the ids of special tokens in
-    `config`; a pad token only if it has one of the embedding's `rows`.
+    `config`. A pad token for which the embedding, of `rows` rows, has no row is left out.
     """
     ids = write_tokenizer(tokenizer, folder, config.max_position_embeddings, rows)
     for name, token in ids.items():
@@ -293,9 +298,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     """Write a tokenizer's files, with `max_length` as its `model_max_length`; return the ids of its
     BOS, EOS and pad tokens by the names of their fields in configurations.
 
-    Ids in the generation_config.json that came with the tokenizer, which may have several EOS
-    tokens, take priority over its own. A pad id for which the embedding of `rows` rows has none is
-    left out with a warning, also from that file.
+    If a generation_config.json came with the tokenizer, its ids, which may be several for EOS, take
+    priority over the tokenizer's own. A pad id of `rows` or more, for which the embedding has no
+    row, is left out with a warning, also from that file.
     """
     tokenizer.save(folder)
     table = json.loads((folder / CONFIG).read_text("utf-8")) | {"model_max_length": max_length}
@@ -303,7 +308,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     (folder / CONFIG).write_text(text, "utf-8")
     generation = json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
     bos_ids, eos_ids, pad_ids = (token_ids(generation, name) for name in _IDS)
-    pad = check_pad_token(pad_ids[0] if pad_ids else tokenizer.pad, rows)
+    pad = pad_token_with_row(pad_ids[0] if pad_ids else tokenizer.pad, rows)
     eos = eos_ids[0] if eos_ids else tokenizer.end
     ids: Ids = {
         "bos_token_id": bos_ids[0] if bos_ids else tokenizer.bos,
@@ -333,25 +338,26 @@ def readable_tokenizer(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokeni
                     folder, local_files_only=True, trust_remote_code=False
                 )
                 text_ids = hf_tokenizer.encode("a", add_special_tokens=False)
-                surrounding = special_ids_around(hf_tokenizer.encode("a"), text_ids)
+                ids_around = special_ids_around(hf_tokenizer.encode("a"), text_ids)
             except Exception:  # Transformers raises nothing narrower
                 continue
         settings = _token_settings(hf_tokenizer.backend_tokenizer)
-        same_surrounding = surrounding == (tokenizer.opening, tokenizer.closing)
-        # Transformers may have added special tokens.
-        if same_surrounding and expected.items() <= settings.items():
+        # Special tokens before and after a text.
+        same_around = ids_around == (tokenizer.opening, tokenizer.closing)
+        # Not ==, since Transformers may have added special tokens.
+        if same_around and expected.items() <= settings.items():
             return candidate
     return None
 
 
 def _token_settings(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
-    """Return the settings by which a tokenizer gives a text its tokens: normalizer, pre-tokenizer,
-    model and decoder by name, and how each added token matches, by its id and text.
+    """Return all settings that decide which tokens a text has: normalizer, pre-tokenizer, model and
+    decoder by name, and for each added token, by (id, text), the options of its matching.
     """
     table = json.loads(inner.to_str())
-    settings: dict[Any, Any] = {name: table[name] for name in _PARTS}
+    settings: dict[Any, Any] = {name: table[name] for name in _TOKENIZER_PARTS}
     for token in table["added_tokens"]:
-        settings[token["id"], token["content"]] = [token[name] for name in _MATCHED]
+        settings[token["id"], token["content"]] = [token[name] for name in _MATCH_OPTIONS]
     return settings
 
 

@@ -47,8 +47,8 @@ class Link:
 
 
 def unchanged_links(hf_name: str, decoder_name: str, *parts: str) -> list[Link]:
-    """Return one link for each of `parts` (`weight`, `bias`) of a module whose tensors have the
-    same values in a Transformers checkpoint and in our decoder, and only another name.
+    """Return a link for each of `parts` ("weight", "bias") of a module that is called `hf_name` in
+    a Transformers checkpoint and `decoder_name` in our decoder, and has the same values in both.
     """
     return [Link(f"{hf_name}.{part}", (f"{decoder_name}.{part}",)) for part in parts]
 
@@ -202,14 +202,15 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
     """Return an equivalent configuration with every default written out: two configurations
     describe the same function if their canonical ones are equal.
 
-    A constant sink (softmax-1) becomes a learned sink, whose stored values say that it is constant.
-    Layers listed as local whose RoPE and window are those of all other layers are not local.
+    A constant sink (softmax-1) becomes a learned one, since a checkpoint stores the values of both.
+    Local layers that have the same RoPE and window as the others are no longer listed as local.
     """
     normalizer = build("normalizers", config.normalizer)
     if isinstance(normalizer, Softmax1):
         normalizer = Softmax1(learned=True)
     rotary = config.positions == "rotary"
     shape = config.shape
+    # A scaling of RoPE does not apply to local layers.
     rope_differs = config.rope != "plain" or config.local_theta != config.rope_theta
     local = config.local_layers if rope_differs or config.has_short_window else ()
     attention_bias = "qkv" if config.qkv_bias else "none"
@@ -220,6 +221,7 @@ def canonical_config(config: ModelConfig) -> ModelConfig:
         num_kv_heads=shape.num_kv_heads,
         head_width=shape.head_width,
         attention_bias=attention_bias,
+        # Built and turned back into text, an expression has every option.
         norm=str(build("norms", config.norm)),
         placement=str(build("placements", config.placement)),
         rope=str(build("ropes", config.rope)),
@@ -260,22 +262,22 @@ def choose_context(config: PreTrainedConfig, max_length: int) -> int:
 def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
     """Return `decoder_config` with the sliding window of a Transformers configuration.
 
-    A window at least as long as the context hides nothing and is left out. Our decoder has one set
-    of local layers, which share both the window and, if it differs, their RoPE.
+    A window at least as long as the context hides nothing and is left out. In our decoder, all
+    local layers have the window, and may have another RoPE than the other layers, never scaled.
 
     Raises:
-        WakefulError: the layers with the window are not those with a RoPE of their own, or RoPE is
-            scaled, which our decoder does only in layers without a window.
+        WakefulError: the layers with the window are not the same as those with a RoPE of their own,
+            or their RoPE is scaled.
     """
     window = getattr(config, "sliding_window", None)
     if config.model_type in _WITHOUT_WINDOWS:  # the architecture's code ignores the field
         window = None
-    # Without types of layers (Mistral), the window is every layer's.
+    # If no types of layers are listed (Mistral), every layer has the window.
     layer_types = getattr(config, "layer_types", None) or [SLIDING] * decoder_config.num_layers
     sliding = tuple(n for n, layer_type in enumerate(layer_types) if layer_type == SLIDING)
     if window is None or not sliding or window >= decoder_config.max_length:
         return decoder_config
-    # Where no layer has a RoPE of its own, the layers with the window become the local ones.
+    # If no layer has a RoPE of its own, the layers with the window become the local ones.
     if not decoder_config.local_layers and decoder_config.rope == "plain":
         decoder_config = dataclasses.replace(
             decoder_config, local_layers=sliding, local_theta=decoder_config.rope_theta
@@ -293,6 +295,7 @@ def add_window(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
 def window_fields(config: ModelConfig) -> dict[str, Any]:
     """Return Transformers' fields `sliding_window` and `layer_types` for our configuration."""
     layer_types = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
-    # Layers may be local for their RoPE alone: a window of the whole context hides nothing.
+    # Layers that are local only by their RoPE get a window of the whole context, which hides
+    # nothing.
     window = config.window if config.has_short_window else config.max_length
     return {"sliding_window": window, "layer_types": layer_types}

@@ -15,7 +15,11 @@ from wakeful.variants import build
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a Gemma 2 or of the text part of a Gemma 3 to ours."""
+    """Convert the configuration of a Gemma 2 or of the text part of a Gemma 3 to ours.
+
+    Raises:
+        WakefulError: our decoder cannot represent it.
+    """
     c: Any = config
     is_gemma3 = c.model_type == "gemma3_text"
     base.check_field(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
@@ -25,7 +29,8 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == base.SLIDING)
     cap = c.attn_logit_softcapping
     decoder_config = dataclasses.replace(
-        llama.shared_config(config, max_length, base.FULL if is_gemma3 else ""),
+        # A Gemma 3 has a RoPE for each type of layer; the one of local layers is set below.
+        llama.shared_config(config, max_length, layer_type=base.FULL if is_gemma3 else ""),
         placement="peri",
         mlp="geglu",
         embedding="scaled",
@@ -33,8 +38,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         query_scalar=c.query_pre_attn_scalar,
         normalizer=str(Softcap(cap=float(cap))) if cap else "softmax",
         logit_cap=float(c.final_logit_softcapping or 0.0),
-        # Only in a Gemma 3 have sliding layers a RoPE base of their own. The windows of both
-        # come from `add_window`, below.
+        # In a Gemma 2 all layers have the same RoPE; `add_window` makes its sliding layers local.
         local_layers=sliding if is_gemma3 else (),
         local_theta=_local_theta(config) if is_gemma3 else 0.0,
     )
@@ -61,7 +65,8 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """
     heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
     common: dict[str, Any] = llama.shared_fields(config) | {
-        # Transformers refuses a width that the heads do not divide.
+        # Transformers refuses a width that is no multiple of the heads. With the width rounded, the
+        # configuration is that of another model, and the decoder is not written as a Gemma.
         "hidden_size": max(1, config.width // heads) * heads,
         "head_dim": config.shape.head_width,
         "attention_bias": config.out_bias,
@@ -82,7 +87,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[base.Link]:
-    """Return a link for every tensor of a Gemma checkpoint; it stores norm weights minus one."""
+    """Return a link for every tensor of a Gemma checkpoint, which stores norm weights minus one."""
     return [
         dataclasses.replace(link, split=_add_one, join=_subtract_one)
         if link.hf_name.endswith("norm.weight")

@@ -35,7 +35,12 @@ _CONV1D = {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a GPT-2 to ours."""
+    """Convert the configuration of a GPT-2 to ours.
+
+    Raises:
+        WakefulError: our decoder cannot represent it, or `max_length` is neither 0 nor the number
+            of its learned positions.
+    """
     c: Any = config
     base.check_field(config, "activation_function", *base.GELU)
     base.check_field(config, "scale_attn_weights", True)
@@ -45,7 +50,8 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
             f"max_length = {max_length}, but a gpt2 has learned positions, {c.n_positions} of them"
         )
     fields = base.read_fields(config, _FIELD_NAMES) | {"mlp_width": c.n_inner or 4 * c.n_embd}
-    # Every GPT-2 has a LayerNorm, learned positions and biases: no field says so.
+    # No field says what every GPT-2 has: LayerNorm, learned positions, biases, and (when it is
+    # new) output and down projections that are divided by √(2 · layers).
     return ModelConfig(
         **fields,
         norm="layernorm",
@@ -67,24 +73,25 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
-    pairs = base.unchanged_links("wte", "embed", "weight") + base.unchanged_links(
-        "wpe", "positions", "weight"
-    )
-    pairs += base.unchanged_links("ln_f", "norm", "weight", "bias")
+    model_links = base.unchanged_links("wte", "embed", "weight")
+    model_links += base.unchanged_links("wpe", "positions", "weight")
+    model_links += base.unchanged_links("ln_f", "norm", "weight", "bias")
     if not config.tied:
-        pairs += base.unchanged_links("lm_head", "head", "weight")
+        model_links += base.unchanged_links("lm_head", "head", "weight")
     for layer in range(config.num_layers):
         hf_prefix, prefix = f"h.{layer}", f"blocks.{layer}"
         for hf_name, decoder_name in (("ln_1", "attention_norm"), ("ln_2", "mlp_norm")):
-            pairs += base.unchanged_links(
+            model_links += base.unchanged_links(
                 f"{hf_prefix}.{hf_name}", f"{prefix}.{decoder_name}", "weight", "bias"
             )
-        for hf_name, decoder_names in _CONV1D.items():
-            split = partial(_split_conv1d, len(decoder_names))
+        # Modules of the class `Conv1D` store matrices transposed, and some hold several of ours.
+        for hf_module, decoder_modules in _CONV1D.items():
+            split = partial(_split_conv1d, len(decoder_modules))
             for part in ("weight", "bias"):
-                names = tuple(f"{prefix}.{decoder_name}.{part}" for decoder_name in decoder_names)
-                pairs.append(base.Link(f"{hf_prefix}.{hf_name}.{part}", names, split, _join_conv1d))
-    return pairs
+                hf_name = f"{hf_prefix}.{hf_module}.{part}"
+                decoder_names = tuple(f"{prefix}.{name}.{part}" for name in decoder_modules)
+                model_links.append(base.Link(hf_name, decoder_names, split, _join_conv1d))
+    return model_links
 
 
 def _split_conv1d(count: int, tensor: Tensor) -> Sequence[Tensor]:

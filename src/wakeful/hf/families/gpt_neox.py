@@ -42,7 +42,8 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
     fields = base.transformers_fields(config, _FIELD_NAMES)
-    # Transformers refuses a width that the heads do not divide.
+    # Transformers refuses a width that is no multiple of the heads. If this is another width, the
+    # configuration is that of another model, and the decoder is not written as a GPT-NeoX.
     fields["hidden_size"] = config.num_heads * head_width
     return GPTNeoXConfig(
         **fields,
@@ -55,11 +56,12 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
-    pairs = base.unchanged_links("embed_in", "embed", "weight")
-    pairs += base.unchanged_links("final_layer_norm", "norm", "weight", "bias")
+    model_links = base.unchanged_links("embed_in", "embed", "weight")
+    model_links += base.unchanged_links("final_layer_norm", "norm", "weight", "bias")
     if not config.tied:
-        pairs += base.unchanged_links("lm_head", "head", "weight")
-    heads = config.num_heads
+        model_links += base.unchanged_links("lm_head", "head", "weight")
+    split = partial(_split_heads, config.num_heads)
+    join = partial(_join_heads, config.num_heads)
     attention_parts = ("weight", "bias") if config.qkv_bias else ("weight",)
     for layer in range(config.num_layers):
         hf_prefix, prefix = f"layers.{layer}", f"blocks.{layer}"
@@ -69,24 +71,23 @@ def links(config: ModelConfig) -> list[base.Link]:
             ("mlp.dense_h_to_4h", "mlp.up"),
             ("mlp.dense_4h_to_h", "mlp.down"),
         ):
-            pairs += base.unchanged_links(
+            model_links += base.unchanged_links(
                 f"{hf_prefix}.{hf_name}", f"{prefix}.{decoder_name}", "weight", "bias"
             )
-        pairs += base.unchanged_links(
+        model_links += base.unchanged_links(
             f"{hf_prefix}.attention.dense", f"{prefix}.attention.out", *attention_parts
         )
-        for part in attention_parts:
-            names = tuple(f"{prefix}.{name}.{part}" for name in PROJECTIONS)
-            fused = f"{hf_prefix}.attention.query_key_value.{part}"
-            pairs.append(
-                base.Link(fused, names, partial(_split_heads, heads), partial(_join_heads, heads))
-            )
-    return pairs
+        for part in attention_parts:  # query, key and value, fused in one tensor
+            fused_name = f"{hf_prefix}.attention.query_key_value.{part}"
+            decoder_names = tuple(f"{prefix}.{name}.{part}" for name in PROJECTIONS)
+            model_links.append(base.Link(fused_name, decoder_names, split, join))
+    return model_links
 
 
 def _split_heads(heads: int, tensor: Tensor) -> Sequence[Tensor]:
-    """Split a fused projection (heads · 3 · d, in), whose rows are the first head's query, key and
-    value, then the second head's, …, into the projections of query, key and value (heads · d, in).
+    """Split a fused projection (heads · 3 · d, in) into the projections of queries, of keys and of
+    values, each (heads · d, in). The fused rows are the first head's query, key and value, then
+    those of the second head, and so on; a fused bias is split likewise.
     """
     by_head = tensor.unflatten(0, (heads, 3, -1))
     return tuple(by_head[:, part].flatten(0, 1) for part in range(3))

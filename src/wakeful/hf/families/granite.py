@@ -30,10 +30,14 @@ SWA: type[Any] | None = getattr(transformers, "GraniteSWAConfig", None)
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a Granite, or of a Granite SWA (with sinks), to ours."""
+    """Convert the configuration of a Granite, or of a Granite SWA (with sinks), to ours.
+
+    Raises:
+        WakefulError: our decoder cannot represent it.
+    """
     c: Any = config
     check_field(config, "hidden_act", "silu", "swish")
-    # Our decoder has none of the first two multipliers, and scales embeddings by √width or not.
+    # Our decoder scales neither sublayers' outputs nor logits, and embeddings only by √width.
     check_field(config, "residual_multiplier", 1.0)
     check_field(config, "logits_scaling", 1.0)
     check_field(config, "embedding_multiplier", 1.0, math.sqrt(c.hidden_size))
@@ -49,28 +53,34 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         query_scalar=query_scalar,
         embedding="plain" if c.embedding_multiplier == 1 else "scaled",
     )
-    return decoder_config if c.model_type == "granite" else _add_sinks(config, decoder_config)
+    if c.model_type == "granite":
+        return decoder_config
+    return _add_sinks(config, decoder_config)
 
 
 def _add_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelConfig:
     """Return `decoder_config` with the sinks, RoPE bases and window of a Granite SWA.
 
-    Its layers have one RoPE base each (0: no RoPE). Local layers are those with the window or,
-    where the window hides nothing, those with the smallest of several bases.
+    A Granite SWA lists a RoPE base for each layer (0: no RoPE). In ours, the layers with the window
+    become the local ones; if no window hides anything, the layers with the smallest of several
+    bases do.
 
     Raises:
-        WakefulError: local layers have several bases, or the other layers do.
+        WakefulError: the local layers have several bases or a scaled RoPE, or the other layers have
+            several bases or no RoPE.
     """
     c: Any = config
     bases = [float(theta) for theta in c.layer_rope_theta]
     local = [n for n, layer_type in enumerate(c.layer_types) if layer_type == SLIDING]
     window = c.sliding_window
     if not local or window is None or window >= decoder_config.max_length:
-        local = [n for n, theta in enumerate(bases) if theta == min(bases) < max(bases)]
+        smallest = min(bases, default=0.0)
+        local = [n for n, theta in enumerate(bases) if theta == smallest]
+        if len(local) == len(bases):  # all layers have the same base: none is local
+            local = []
     global_bases = {theta for n, theta in enumerate(bases) if n not in local}
     global_bases = global_bases or {decoder_config.rope_theta}  # every layer is local
     local_bases = {bases[n] for n in local} or {0.0}  # no layer is local
-    # In our decoder a scaling of RoPE does not apply to local layers, and all others have RoPE.
     scales_local = decoder_config.rope != "plain" and local_bases != {0.0}
     if len(global_bases) > 1 or len(local_bases) > 1 or global_bases == {0.0} or scales_local:
         raise unsupported(
@@ -111,13 +121,15 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def links(config: ModelConfig) -> list[Link]:
-    """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
-    pairs = llama.links(config)
+    """Return a link from every tensor of a checkpoint to the decoder parameters that it holds: a
+    Llama's, and with softmax-1 the logarithms of each layer's sinks.
+    """
+    model_links = llama.links(config)
     if isinstance(build("normalizers", config.normalizer), Softmax1):
         for layer in range(config.num_layers):
             sinks = f"blocks.{layer}.attention.dot.normalizer.log_sinks"
-            pairs.append(Link(f"layers.{layer}.{SINKS}", (sinks,)))
-    return pairs
+            model_links.append(Link(f"layers.{layer}.{SINKS}", (sinks,)))
+    return model_links
 
 
 FAMILY = dataclasses.replace(

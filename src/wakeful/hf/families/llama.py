@@ -35,7 +35,11 @@ _NORMS = {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 to ours."""
+    """Convert the configuration of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 to ours.
+
+    Raises:
+        WakefulError: our decoder cannot represent it.
+    """
     c: Any = config
     base.check_field(config, "hidden_act", "silu", "swish")
     shared = shared_config(config, max_length)
@@ -45,15 +49,16 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         # Every Qwen2 has these biases: no field says so.
         attention_bias="qkv" if c.model_type == "qwen2" else shared.attention_bias,
         qk_norm=c.model_type == "qwen3",
-        # Layers with another RoPE are local in ours; local_theta = 0, the default, is none.
+        # Our decoder's local layers have a RoPE base of their own, `local_theta`. It stays 0, its
+        # default, which stands for no RoPE.
         local_layers=_layers_without_rope(c) if c.model_type == "smollm3" else (),
     )
     return base.add_window(config, decoder_config)
 
 
 def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "") -> ModelConfig:
-    """Convert the fields that the configurations of Llama and of similar architectures (Gemma,
-    Granite, Phi-3 …) have in common to ours.
+    """Convert to ours the fields that the configurations of Llama and similar architectures (Gemma,
+    Granite, Phi-3 …) have in common. The caller adds the others.
 
     `layer_type` selects the RoPE where the configuration has one per type of layer.
 
@@ -62,7 +67,7 @@ def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "
     """
     c: Any = config
     theta, rope, rotary_share = base.read_rope(config, layer_type)
-    # The code of other architectures than Phi-3 ignores the share.
+    # Only Phi-3's code reads the share; the other architectures ignore it.
     if rotary_share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
             f"rope_parameters.partial_rotary_factor = {rotary_share}, and a {c.model_type} rotates "
@@ -92,27 +97,31 @@ def _layers_without_rope(config: Any) -> tuple[int, ...]:
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the configuration of the nearest of these architectures: SmolLM3 if some layers have
-    no RoPE, Qwen3 if queries and keys are normalized, Mistral if layers have a window, Qwen2 if
-    only queries, keys and values have biases, else Llama.
+    """Return the configuration of the nearest of these architectures, the first that fits: SmolLM3
+    if local layers have no RoPE, Qwen3 if queries and keys are normalized, Mistral if layers have a
+    window, Qwen2 if only queries, keys and values have biases, else Llama.
     """
     common: dict[str, Any] = shared_fields(config) | {"head_dim": config.shape.head_width}
-    bias: dict[str, Any] = {"attention_bias": config.out_bias}
+    attention_bias = config.out_bias  # in Transformers: of all four projections or of none
     window: dict[str, Any] = {}
     if config.has_short_window:
         window = base.window_fields(config) | {"use_sliding_window": True}
     if config.local_layers and not config.local_theta:  # a base of 0 stands for no RoPE
         rope_flags = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
-        bias |= {"mlp_bias": config.bias, "pad_token_id": None}
-        return SmolLM3Config(**common, **window, **bias, no_rope_layers=rope_flags)
+        return SmolLM3Config(
+            **common, **window, attention_bias=attention_bias, mlp_bias=config.bias,
+            no_rope_layers=rope_flags,
+            pad_token_id=None,  # Transformers' default may lie outside of the vocabulary
+        )  # fmt: skip
     if config.qk_norm:
-        return Qwen3Config(**common, **window, **bias)
+        return Qwen3Config(**common, **window, attention_bias=attention_bias)
     if config.has_short_window and not config.qkv_bias:
         return MistralConfig(**common, sliding_window=config.window)
-    # Transformers refuses a Llama whose heads do not divide its width.
-    if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
+    only_qkv_bias = config.qkv_bias and not config.out_bias
+    # Of a width that is no multiple of the heads, Transformers takes a Qwen2, and refuses a Llama.
+    if only_qkv_bias or config.width % config.num_heads:
         return Qwen2Config(**common, **window)
-    return LlamaConfig(**common, **bias, mlp_bias=config.bias)
+    return LlamaConfig(**common, attention_bias=attention_bias, mlp_bias=config.bias)
 
 
 def shared_fields(config: ModelConfig) -> dict[str, Any]:
@@ -128,14 +137,13 @@ def shared_fields(config: ModelConfig) -> dict[str, Any]:
 
 def links(config: ModelConfig) -> list[base.Link]:
     """Return a link from every tensor of a checkpoint to the decoder parameters that it holds."""
-    pairs = base.unchanged_links("embed_tokens", "embed", "weight") + base.unchanged_links(
-        "norm", "norm", "weight"
-    )
+    model_links = base.unchanged_links("embed_tokens", "embed", "weight")
+    model_links += base.unchanged_links("norm", "norm", "weight")
     if not config.tied:
-        pairs += base.unchanged_links("lm_head", "head", "weight")
+        model_links += base.unchanged_links("lm_head", "head", "weight")
     norms = _NORMS[str(build("placements", config.placement))]
     for layer in range(config.num_layers):
-        modules = [
+        modules = [  # (name in Transformers, name in our decoder, whether it has a bias)
             ("self_attn.q_proj", "attention.query", config.qkv_bias),
             ("self_attn.k_proj", "attention.key", config.qkv_bias),
             ("self_attn.v_proj", "attention.value", config.qkv_bias),
@@ -150,12 +158,12 @@ def links(config: ModelConfig) -> list[base.Link]:
                 ("self_attn.q_norm", "attention.query.norm", False),
                 ("self_attn.k_norm", "attention.key.norm", False),
             ]
-        for hf_name, decoder_name, biased in modules:
-            parts = ("weight", "bias") if biased else ("weight",)
-            pairs += base.unchanged_links(
+        for hf_name, decoder_name, has_bias in modules:
+            parts = ("weight", "bias") if has_bias else ("weight",)
+            model_links += base.unchanged_links(
                 f"layers.{layer}.{hf_name}", f"blocks.{layer}.{decoder_name}", *parts
             )
-    return pairs
+    return model_links
 
 
 FAMILY = base.Family(

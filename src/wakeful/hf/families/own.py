@@ -13,12 +13,13 @@ from wakeful.model.decoder import Decoder
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Return our configuration that an exported model's configuration holds under `parts`.
+    """Return our configuration, which an exported model's configuration holds under `parts`.
 
     Raises:
-        WakefulError: the configuration has no `parts`, or `max_length` is not the model's context.
+        WakefulError: the configuration has no `parts`, or `max_length` is neither 0 nor the model's
+            context.
     """
-    # Not `isinstance(config, WakefulConfig)`: a folder's own code defines that class once more.
+    # Not `isinstance(config, WakefulConfig)`: an exported folder has a copy of that class.
     parts = getattr(config, "parts", None)
     if not isinstance(parts, dict):
         raise WakefulError(

@@ -19,7 +19,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip
-    # A Phi-3's window is every layer's.
+    # In a Phi-3, all layers have the window or none.
     if len(config.local_layers) == config.num_layers and config.has_short_window:
         fields["sliding_window"] = config.window
     # Transformers' default pad token may lie outside of the vocabulary.
@@ -33,7 +33,7 @@ def links(config: ModelConfig) -> list[Link]:
     shape = config.shape
     query_rows = shape.num_heads * shape.head_width
     key_rows = shape.num_kv_heads * shape.head_width
-    # Rows that each of a Llama's matrices fills in the fused one.
+    # For each fused matrix, a Llama's matrices in it and the number of their rows.
     fusions = {
         "self_attn.qkv_proj": {"q_proj": query_rows, "k_proj": key_rows, "v_proj": key_rows},
         "mlp.gate_up_proj": {"gate_proj": config.mlp_width, "up_proj": config.mlp_width},
@@ -41,12 +41,12 @@ def links(config: ModelConfig) -> list[Link]:
     llama_links = {link.hf_name: link for link in llama.links(config)}
     fused_links: list[Link] = []
     for layer in range(config.num_layers):
-        for fused, rows in fusions.items():
+        for fused, num_rows in fusions.items():
             module = f"layers.{layer}.{fused.partition('.')[0]}"  # …self_attn or …mlp
-            decoder_names = tuple(
-                llama_links.pop(f"{module}.{part}.weight").decoder_names[0] for part in rows
-            )
-            split = partial(torch.split, split_size_or_sections=[*rows.values()])
+            # The fused link takes the place of a Llama's links.
+            parts = [llama_links.pop(f"{module}.{name}.weight") for name in num_rows]
+            decoder_names = tuple(part.decoder_names[0] for part in parts)
+            split = partial(torch.split, split_size_or_sections=[*num_rows.values()])
             hf_name = f"layers.{layer}.{fused}.weight"
             fused_links.append(Link(hf_name, decoder_names, split, torch.cat))
     return [*llama_links.values(), *fused_links]
