@@ -68,7 +68,7 @@ class Projected(Embedding):
 
     def roles(self) -> Mapping[str, Role]:
         return {
-            # A decoder is folded before it is quantized; otherwise they are not quantized.
+            # Not quantized: usually, they are folded into the table and the head before.
             "first.weight": replace(WRITES, start="orthogonal", quantized=False),
             "last.weight": replace(READS, start="orthogonal", quantized=False),
         }

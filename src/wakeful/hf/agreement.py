@@ -82,8 +82,8 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     has_16_bits = any(tensor.dtype in _SIXTEEN_BIT for tensor in hf_model.state_dict().values())
-    widened = InFloat32() if has_16_bits else nullcontext()
-    with evaluating(hf_model), change_attributes(exact), widened:
+    in_float32 = InFloat32() if has_16_bits else nullcontext()
+    with evaluating(hf_model), change_attributes(exact), in_float32:
         try:
             expected = last_logits(hf_model, tokens)
         except Exception as error:  # whatever the class raises
@@ -176,6 +176,7 @@ def _draw_tokens(
     if length <= _MOST_TOKENS:  # all layers can read it
         return draw(1, length), None, 0, ""
     num_layers = config.local_layers[0] + 1  # up to the first layer with the window
+    # Not more work than `_MOST_TOKENS` tokens are for all layers.
     if length * num_layers <= _MOST_TOKENS * config.num_layers:
         note = f"; past the window of {config.window:,} through {num_layers} of the layers"
         return draw(*_TOKENS), draw(1, length), num_layers, note

@@ -385,8 +385,10 @@ def required_attention(config: PreTrainedConfig) -> str | dict[str, Any] | None:
 
 
 def restore_wide_tensors(model: PreTrainedModel, tensors: Shards) -> None:
-    """Put the wider tensors of the files, in place, where Transformers rounded weights as it loaded
-    them: it loads all weights in one type, and files may store some in a wider one.
+    """Undo Transformers' rounding of weights, in place: set each parameter that the files store in
+    a wider type than the model's to the tensor of the files.
+
+    Transformers loads all weights in one type.
 
     Raises:
         WakefulError: the model has no parameter with the name of such a tensor.

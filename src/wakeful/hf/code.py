@@ -154,7 +154,7 @@ def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
         names_by_module = _defining_modules(name, node)
         if list(names_by_module) == [name]:  # this module defines all names: rename it in place
             lines[first] = _FROM.sub(f"from .{_flat_name(name)} import", lines[first], count=1)
-        else:  # it imports the names itself: import them from the modules that define them
+        else:  # the module imports names from other modules: import them from those
             indent = lines[first][: match.start()]
             imports = [
                 f"{indent}from .{_flat_name(origin)} import {', '.join(names)}\n"
@@ -184,11 +184,12 @@ def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str
 def _is_copied(importer: ModuleType, name: str) -> bool:
     """Tell whether the module `name`, which `importer` imports, is copied to an export.
 
-    A module of wakeful is. Another module is only if `importer` is a user's module, of the same
-    package or in a folder that has the imported module too.
+    Modules of wakeful are copied. A user's module is copied if `importer` is a user's module of the
+    same package, or of a folder that contains the imported module.
     """
     package, importer_package = name.partition(".")[0], importer.__name__.partition(".")[0]
-    if package == _OURS or (package == importer_package and importer.__package__):
+    in_same_package = package == importer_package and importer.__package__  # "" outside of any
+    if package == _OURS or in_same_package:
         return True
     if importer_package == _OURS or importer.__file__ is None:  # wakeful imports no user's module
         return False

@@ -74,7 +74,8 @@ def _has_windows(model_type: str, config: ModelConfig) -> bool:
     local in this model.
     """
     if model_type == "granite_swa":
-        # Any layers, but llama.cpp's local layers have the others' RoPE base or no RoPE.
+        # The file lists the local layers. In llama.cpp they have the RoPE base of the others, or no
+        # RoPE.
         return config.local_theta in (0, config.rope_theta)
     return model_type in ("gemma2", "gemma3_text") and _has_usual_layers(model_type, config)
 
@@ -113,7 +114,7 @@ def _check_llama_cpp(model_type: str, config: ModelConfig) -> None:
 
 def _list_unusual_fields(config: ModelConfig) -> str:
     """Return the end of an error message, which lists in parentheses why a model may be no stock
-    architecture: its values of the fields `_OURS` that are not the default. "" if all are.
+    architecture: its values of the fields `_OURS` that are not the default; "" if there are none.
     """
     default = ModelConfig()
     unusual = [

@@ -115,7 +115,7 @@ def _read_header(reader: _Reader) -> GGUFHeader:
     if version not in _VERSIONS:
         raise reader.damage_error(f"its version is {version}, and 2 and 3 can be read")
     num_tensors, num_values = reader.read_integer("Q"), reader.read_integer("Q")
-    header = GGUFHeader({}, {}, {})
+    header = GGUFHeader(values={}, array_lengths={}, tensors={})
     for _ in range(num_values):
         key = reader.read_text()
         if key in header.values or key in header.array_lengths:

@@ -41,7 +41,8 @@ def read_gguf_config(path: Path) -> ModelConfig | None:
     table = _read_json_value(path, MODEL)
     if table is None:
         return None
-    # The whole configuration of a run is checked: no context is too short for a length of 1.
+    # This checks the configuration of a whole run, whose training length has to fit the context: a
+    # length of 1 always does.
     config = config_from_table({"model": table, "train": {"length": 1}}).model
     if stock_architecture(config)[0] not in ARCHITECTURES:
         raise WakefulError(f"{path}: {MODEL} is of no architecture that a GGUF file holds")
@@ -73,7 +74,9 @@ def dump_tokenizer_files(tokenizer: Tokenizer) -> str:
 
 def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     """Read the tensors of a GGUF file that wakeful wrote, in float32, by their names in
-    Transformers; `config` is the decoder configuration that the file stores.
+    Transformers. Tensors that were computed for llama.cpp alone are left out.
+
+    `config` is the decoder configuration that the file stores.
 
     Raises:
         WakefulError: the file is damaged, or a tensor has a type that cannot be unpacked.
@@ -83,7 +86,7 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     hf_names = [family.checkpoint_name(link.hf_name) for link in family.links(config)]
     gguf_name_of = make_gguf_namer(model_type, config.num_layers)
     hf_names_by_gguf_name = {gguf_name_of(hf_name): hf_name for hf_name in hf_names}
-    renamed: dict[str, Tensor] = {}
+    hf_tensors: dict[str, Tensor] = {}
     with wrap_errors(f"{path} is damaged"):
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
@@ -96,10 +99,10 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
             array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         except NotImplementedError as error:
             raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
-        renamed[name] = torch.from_numpy(
+        hf_tensors[name] = torch.from_numpy(
             convert_for_llama_cpp(array, name, model_type, config, back=True)
         )
-    return renamed
+    return hf_tensors
 
 
 def _read_json_value(path: Path, key: str) -> dict | None:

@@ -182,6 +182,7 @@ def llama_quantize_flags(decoder: Decoder, types: Mapping[str, str]) -> str:
     for link in family.links(decoder.config):
         name = name_of(family.checkpoint_name(link.hf_name))
         flag = f"{flags[name]} " if name in flags else f"--tensor-type {name}="
+        # One type, or none for a matrix without a type.
         link_types = {types[part].lower() for part in link.decoder_names if part in types}
         lines.extend(flag + link_type for link_type in link_types)
     return "\n".join(lines) + "\n"

@@ -62,8 +62,8 @@ class WakefulPreTrainedModel(PreTrainedModel):
         set: the functions of `init` skip these. Transformers calls this for each module.
 
         `role.start` names the distribution of a parameter. A tensor without one ("defined") gets
-        the value that it has in a new variant or rotary table. In all other modules, "normal" and
-        "defined" tensors are initialized by Transformers.
+        the value that it has in a newly built variant or rotary table. In a module that is neither,
+        Transformers initializes "normal" and "defined" tensors.
         """
         if not (module._parameters or module._buffers):
             return  # most modules: looking for their initial values would take longer than loading
@@ -180,7 +180,7 @@ class WakefulModel(WakefulPreTrainedModel):
         name_projections(self.decoder)
         if config._attn_implementation in ENGINES:
             use_engine_attention(self.decoder, config)
-        self._no_split_modules = unsplit_modules(self.decoder)
+        self._no_split_modules = unsplit_modules(self.decoder)  # accelerate reads this
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -450,8 +450,8 @@ def initial_values(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
 
 
 def _rebuild_variant(decoder: Decoder, folder: str, variant: nn.Module) -> nn.Module:
-    """Build one of a decoder's variants again, with its initial values. `folder` has all variants
-    of its kind, such as "routes".
+    """Build one of a decoder's variants again, with its initial values. `folder` is where wakeful
+    has the variants of its kind, such as "routes".
     """
     shape = decoder.config.shape
     with fixed_seed():  # the decoder's own seed: random constants come out the same

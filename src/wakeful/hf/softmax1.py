@@ -132,8 +132,8 @@ def softmax1_attention_forward(
     s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Compute softmax-1 attention (B, L, H, d); a Transformers model calls it as its attention
-    function.
+    """Return softmax-1 attention (B, L, H, d), and None in place of attention weights. A
+    Transformers model calls this as its attention function.
 
     `query` is (B, H, L, d), `key` and `value` (B, G, S, d), `s_aux` (H,) the logarithms of a
     model's learned sinks, by default 0. A mask (B or 1, 1, L, S), boolean or additive, says which
@@ -212,8 +212,9 @@ def _to_boolean_mask(module: nn.Module, mask: Tensor, queries: int, keys: int) -
     where a query attends to a key.
 
     Raises:
-        WakefulError: the mask has another shape, or an additive one holds finite biases. While a
-            graph is traced the biases are checked when the graph runs.
+        WakefulError: the mask has another shape, or is additive and holds a bias that neither shows
+            nor hides a key. While a graph is traced, biases cannot be read: they are checked when
+            the graph runs.
     """
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-1] != keys:
         raise WakefulError(

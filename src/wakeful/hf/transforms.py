@@ -128,7 +128,8 @@ def _attach_transform(
 
     `application` is an entry of the `apply` list of a transform (`group`). It names the layers
     ("targets") and says whether inputs or outputs are rotated ("location"). Tensors whose names end
-    in `name` are the matrices, one for each width. A missing one of type "hadamard" is computed.
+    in `name` are the matrices, one for each width. A missing one of type "hadamard" is computed if
+    its width is a power of two.
 
     Raises:
         WakefulError: no layer has a name among the targets, or the matrix of a layer is missing.
@@ -145,6 +146,7 @@ def _attach_transform(
     if not matches:
         raise _transform_error(source, name, f"names no layer: {targets}")
     for path, layer in matches:
+        # Each head is rotated alone where the transform names a head's width.
         width = group.get("head_dim") or getattr(layer, _SIZE_ATTRIBUTES[location])
         if width not in rotations:
             is_power_of_two = width & (width - 1) == 0

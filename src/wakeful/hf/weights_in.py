@@ -199,11 +199,11 @@ def _fill_decoder(
 def _match_names(
     family: Family, link_names: Collection[str], tensors: Mapping[str, Tensor], *, tied: bool
 ) -> dict[str, str]:
-    """Find the tensor of a checkpoint for each of `link_names`, names in links (`Link.hf_name`);
-    return the tensors' names in the checkpoint, by the names in links.
+    """Map each of `link_names`, the tensors that a model needs as links name them (`Link.hf_name`),
+    to the name that this tensor has in the checkpoint.
 
-    The checkpoint may also have constants that the model computes itself, and the head of a `tied`
-    model.
+    Checkpoints may put a prefix before a name, or have an older name. They may also have constants
+    that the model computes itself, and the head of a `tied` model, which is not read.
 
     Raises:
         WakefulError: the checkpoint lacks one of the tensors, or has another one.

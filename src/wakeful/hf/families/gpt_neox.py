@@ -19,7 +19,11 @@ _FIELD_NAMES = base.COMMON_FIELDS | {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a GPT-NeoX to ours."""
+    """Convert the configuration of a GPT-NeoX to ours.
+
+    Raises:
+        WakefulError: our decoder cannot represent it.
+    """
     c: Any = config
     base.check_field(config, "hidden_act", *_GELU)
     theta, rope, share = base.read_rope(config)

@@ -118,7 +118,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     if config.has_short_window and not config.qkv_bias:
         return MistralConfig(**common, sliding_window=config.window)
     only_qkv_bias = config.qkv_bias and not config.out_bias
-    # Of a width that is no multiple of the heads, Transformers takes a Qwen2, and refuses a Llama.
+    # Transformers refuses a Llama, but no Qwen2, whose width is no multiple of the heads.
     if only_qkv_bias or config.width % config.num_heads:
         return Qwen2Config(**common, **window)
     return LlamaConfig(**common, attention_bias=attention_bias, mlp_bias=config.bias)

@@ -16,6 +16,7 @@ def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
     fields = llama.shared_fields(config)
+    # Without a scaling of RoPE: the nearest configuration is then that of another model.
     fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip
