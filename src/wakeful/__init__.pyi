@@ -569,7 +569,7 @@ def export(
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
             architectures.
-        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        tokenizer: replaces the model's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         dtype: Type of the weights written to a folder. auto: as they are stored, a run's in
             float32.
