@@ -58,6 +58,7 @@ def attach_cache_scales(
         attention: Any = model.get_submodule(name)
         if hasattr(attention, "kv_cache"):  # quantized by Transformers
             continue
+        # The quantizing cache reads this scheme and status, and the scales below, from the layer.
         arguments = QuantizationArgs.model_validate(dict(scheme))
         attention.quantization_scheme = QuantizationScheme(targets=[], input_activations=arguments)
         attention.quantization_status = QuantizationStatus.COMPRESSED
