@@ -57,7 +57,7 @@ def diagnose(
 
     Args:
         models: names, paths, what `wakeful.load` returned, or modules in memory.
-        tokenizer: of a module in memory.
+        tokenizer: replaces a model's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
@@ -114,7 +114,7 @@ def cure(
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        tokenizer: replaces the model's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         figures: Also write the charts for a paper, in these formats, into the folder figures.
         text: Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3).
@@ -138,8 +138,9 @@ def cure(
             the model runs.
         rotate_keys: Rotate queries and keys after RoPE, as the model runs, for a cache of 4
             bits.
-        prefix: Store a token before every text: auto, BOS if it takes the sink at no loss on
-            the text, else the token that does, if any; or bos in any case. Empty: none.
+        prefix: Store a token before every text: auto, BOS if it takes the sink without raising
+            the loss on the text, else another token that does, if any; or bos in any case.
+            Empty: none.
         sinks: Put a learned sink into every head, fitted to the model's own statistics.
         seed: Seed of the rotation.
         num_sequences: Sequences to verify on, one after another from the text's beginning.
@@ -149,8 +150,8 @@ def cure(
     With `out` the cured model is written to a folder that Transformers loads, which must not exist.
 
     Raises:
-        WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
-            forbids it is named); nothing is written.
+        WakefulError: the model cannot be converted to our decoder, or a cure cannot be exact (the
+            part that forbids it is named); nothing is written.
     """
 
 def evaluate(
@@ -453,7 +454,7 @@ def inherit(
     Args:
         reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
             exported into the folder so that the work can be resumed.
-        tokenizer: in place of the reference's own, or a module's; a path of one, too.
+        tokenizer: replaces the reference's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         figures: Also write the charts for a paper, in these formats, into the folder figures.
         out: Folder to create. Empty: runs/inherit-REFERENCE.
@@ -496,7 +497,7 @@ def inherit(
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 ...
         dtype: Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights.
         lr: Peak learning rate.
-        kwargs: those fields; `resume` names a folder to go on with, beside which `figures` may be.
+        kwargs: those fields; with `resume`, which names a folder to go on with, only `figures`.
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,

@@ -10,7 +10,7 @@ import vl_convert
 
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import diagnosis
-from wakeful.diagnosis.heads import attention
+from wakeful.diagnosis.heads import draw_attention
 from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.reports.charts import Titled, save_figures, slug, specification, standalone_spec
 from wakeful.reports.html import write_page
@@ -101,7 +101,7 @@ def test_a_chosen_head_stays_chosen_in_the_other_theme(tmp_path: Path) -> None:
     page = write_page(diagnosis_report([diagnosis("a")], title="t", method={}), tmp_path / "p.html")
     with_script(page, CHOOSE)
     (saved,) = [words(svg) for svg in saved_by(page, "none")]
-    chart = attention(diagnosis("a"), "sinks")
+    chart = draw_attention(diagnosis("a"))
     assert chart is not None
     (pick,) = [each for each in specification(chart)["params"] if each["name"] == "shown"]
     assert [each for each in saved if HEAD.match(each)] == [pick["bind"]["labels"][1]]

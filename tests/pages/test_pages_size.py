@@ -12,7 +12,7 @@ import vl_convert
 
 from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
-from wakeful.diagnosis.heads import attention
+from wakeful.diagnosis.heads import draw_attention
 from wakeful.diagnosis.report import diagnosis_report, layer_charts
 from wakeful.reports.charts import specification
 from wakeful.reports.html import _pack_columns, write_page
@@ -96,7 +96,7 @@ def test_a_spec_without_rows_of_its_own_has_none_packed() -> None:
 
 def test_every_head_is_in_the_list_sinks_and_high_ranks_first() -> None:
     found = diagnosis("a", layers=10)
-    chart = attention(found)
+    chart = draw_attention(found)
     assert chart is not None
     spec = specification(chart)
     (pick,) = [each for each in spec["params"] if each["name"] == "shown"]
@@ -114,7 +114,7 @@ def test_the_chosen_heads_weights_are_drawn_to_two_digits_and_holes_left_out() -
     assert found.attention is not None
     bare = pl.col("query").eq(2) & pl.col("key").eq(1)
     cells = found.attention.with_columns(value=pl.when(bare).then(float("nan")).otherwise("value"))
-    chart = attention(replace(found, attention=cells))
+    chart = draw_attention(replace(found, attention=cells))
     assert chart is not None
     svg = vl_convert.vegalite_to_svg(specification(chart))
     drawn = {

@@ -79,7 +79,7 @@ def test_what_helps_at_no_loss_is_advised(
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
     assert told.arguments == expected
-    assert "kurtosis 400.0 → 3.0" in told.words
+    assert "kurtosis from 400.0 to 3.0" in told.words
     assert ("a sink that no cure removes" in told.words) == (expected in ("", "--rotate"))
 
 
@@ -104,7 +104,7 @@ def test_the_first_sink_is_removed_where_a_later_one_was_there_before(
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
     assert told.arguments == (prefix.options[0] if name == "x" else "--rotate")
-    assert ("no cure removes that later sink" in told.words) == (name == "x")
+    assert told.words.endswith("a sink is left: x. No cure removes it") == (name == "x")
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_model_with_a_sink_is_advised_a_cure_that_works(
     )
     told = advise(model, dataclasses.replace(found, later_sinks=SINK), rows)
     assert told is not None
-    assert "on 4 windows" in told.words or "on 8 windows" in told.words
+    assert "on 4 windows" in told.words.lower() or "on 8 windows" in told.words.lower()
 
 
 @pytest.mark.parametrize("costs", [0.0, 1.0])

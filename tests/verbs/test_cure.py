@@ -166,7 +166,7 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     assert kept == pytest.approx(
         diagnosis_summary(longer)["first_key_mass_without_row_0"], rel=1e-4
     )
-    assert f"the stored prefix holds {kept:.1%}" in findings(shorter)[0].text
+    assert f"The stored prefix receives {kept:.1%}" in findings(shorter)[0].text
     assert "stored prefix" not in findings(longer)[0].text
     small = wakeful.quantize(read, "fine", text=words, length=16, num_sequences=2)
     assert small.model.context == read.context

@@ -252,7 +252,7 @@ def test_advice_is_written_read_and_shown(text: Path, llama: Path, tmp_path: Pat
     for advice in (helps, Advice(words="nothing helps it")):
         told = dataclasses.replace(found, advice=advice, later_sinks=(later,))
         assert findings(told)[0].level == "bad"
-        assert "',' (id 3) is the most attended key of 40.0% of pairs" in findings(told)[0].text
+        assert "',' (id 3) is the most attended key in 40.0% of pairs" in findings(told)[0].text
         written = json.loads(json.dumps(diagnosis_summary(told)))
         assert from_table(Advice, written["advice"]) == advice
         assert from_table(tuple[LaterSink, ...], written["later_sinks"]) == (later,)

@@ -22,12 +22,13 @@ class Difference:
     """KL(first ‖ second) of the next-token distributions, in nats per token."""
 
     def describe(self, prefix: Sequence[int]) -> str:
-        """Return the difference of a cured model from the original as words for a report; the
-        original read the token ids `prefix` before the text.
+        """Return the difference of a cured model from the original as words for a report.
+
+        `prefix` are the token ids that the original read before the text, () for none.
         """
-        after_prefix = f", which reads ids {list(prefix)} before it" if prefix else ""
+        after_prefix = f", which reads ids {list(prefix)} before the text" if prefix else ""
         return (
-            f"at most {self.largest:.1e} from the model before{after_prefix}, in root mean square "
+            f"at most {self.largest:.1e} from the original's{after_prefix}; root mean square "
             f"{self.relative:.1e} of their deviation; KL {self.kl:.1e} nats per token"
         )
 
@@ -36,13 +37,17 @@ class Difference:
 def measure_difference(
     original: nn.Module, cured: nn.Module, text: Tensor, prefix: Sequence[int] = ()
 ) -> Difference:
-    """Return how far a cured model's logits are from the original's on a text (B, L); the original
-    reads the token ids `prefix`, which the cured model has stored, as tokens before it.
+    """Return how far a cured model's logits are from the original's on a text (B, L).
+
+    The original reads the token ids `prefix` before each sequence. The cured model does not: it has
+    stored them, or has sinks in their place.
     """
-    figures: list[list[float]] = []
-    for row in text:
-        expected = logits_of(original, prepend_tokens(prefix, row[None]))[:, len(prefix) :].float()
-        output = logits_of(cured, row[None]).float()
+    figures: list[list[float]] = []  # for each sequence
+    for sequence in text:
+        tokens = sequence[None]
+        # Logits after the prefix's own tokens have no counterpart.
+        expected = logits_of(original, prepend_tokens(prefix, tokens))[:, len(prefix) :].float()
+        output = logits_of(cured, tokens).float()
         error = output - expected
         p, q = expected.log_softmax(-1), output.log_softmax(-1)
         kl = (p.exp() * (p - q)).sum(-1).mean()

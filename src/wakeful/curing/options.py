@@ -29,8 +29,8 @@ class CureOptions(ReadingOptions):
     rotate_keys: How[bool] = False
     """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
     prefix: How[Literal["", "auto", "bos"]] = ""
-    """Store a token before every text: auto, BOS if it takes the sink at no loss on the text, else
-    the token that does, if any; or bos in any case. Empty: none."""
+    """Store a token before every text: auto, BOS if it takes the sink without raising the loss on
+    the text, else another token that does, if any; or bos in any case. Empty: none."""
     sinks: How[bool] = False
     """Put a learned sink into every head, fitted to the model's own statistics."""
     seed: int = 0

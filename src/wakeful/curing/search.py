@@ -84,13 +84,13 @@ class Candidate:
             plain: the uncured decoder, which stays as it is.
             calibration: sequences (B, L) to fit sinks on.
             token: the id that a prefix stores and that sinks are fitted to.
-            seed: of the rotations.
+            seed: for the rotations.
         """
         decoder = plain
         if self.sink_cure == "sinks":
             assert token is not None
             decoder = surgery.learned_sinks(decoder, token, calibration)
-        if self.rotate or self.inner:
+        if self.rotate or self.inner:  # "identity": inner channels alone are rotated
             decoder = surgery.rotate(
                 decoder, self.rotate or "identity", inner=self.inner, seed=seed
             )
@@ -164,8 +164,8 @@ class CureChoice:
 
     @property
     def is_kept(self) -> bool:
-        """True where the winner of the search, a cure or mere clipping, was chosen: new text proved
-        that it is better.
+        """True if the winner of the search was chosen: new text proved that it is better, or it is
+        the model as it is.
         """
         return _find_cheapest(self.trials) == (self.best, self.schemes)
 
@@ -179,17 +179,20 @@ class CureChoice:
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences on the winner's cost in each format, on text that the search did not use."""
+        """A sentence for each format: what quantization costs the uncured model and the search's
+        winner, on text that the search did not use.
+        """
         verdict = "" if self.is_kept else "; that is not sure enough to keep"
+        has_cure = self.winner != Candidate()
         label_before, label_after = "before", f"after {self.winner}"
-        only_clipped = self.winner == Candidate()  # without a cure, grids may still be clipped
-        if only_clipped:
+        if not has_cure:  # the winner then differs at most by the clipping of a format's grids
             label_before, label_after = "unclipped", "clipped"
         sentences: list[str] = []
         for proof, uncured_trial in zip(self.proofs, self.trials[0], strict=False):
             before = format_interval(*proof.before, NUM_PROOF)
             after = format_interval(*proof.after, NUM_PROOF)
-            if only_clipped and proof.scheme == uncured_trial.scheme:
+            is_clipped = proof.scheme != uncured_trial.scheme
+            if not has_cure and not is_clipped:
                 text = f"{before} nats per token: nothing tried was better"
             else:
                 text = (
@@ -201,9 +204,14 @@ class CureChoice:
 
     @property
     def sections(self) -> list[Section]:
-        """Tables of the costs before and after in each format, and of every candidate."""
-        winner = str(self.winner) if self.winner != Candidate() else "the best grids"
-        winner += "" if self.is_kept else ", not kept"
+        """Two tables of costs: of no cure and the search's winner in each format, on new text; and
+        of every candidate on the search's text.
+        """
+        winner_label = str(self.winner)
+        if self.winner == Candidate():  # no cure, at most clipped grids
+            winner_label = "the best grids"
+        if not self.is_kept:
+            winner_label += ", not kept"
         proof_rows = [
             [
                 str(proof.scheme),
@@ -218,13 +226,14 @@ class CureChoice:
         for trials in self.trials:
             cells: list[Cell | str] = [str(trials[0].candidate)]
             for trial, uncured_trial in zip(trials, uncured_trials, strict=True):
-                # A scheme other than the column's, clipped or of another method, is named.
-                scheme = "" if trial.scheme == uncured_trial.scheme else str(trial.scheme)
-                cells.append(Cell(format_interval(*trial.damage, NUM_SEARCH, "+"), scheme))
+                own_scheme = ""
+                if trial.scheme != uncured_trial.scheme:  # clipped, or of another rounding method
+                    own_scheme = str(trial.scheme)
+                cells.append(Cell(format_interval(*trial.damage, NUM_SEARCH, "+"), own_scheme))
             candidate_rows.append(cells)
         return [
             Section("Before and after", [
-                Table(["format", "no cure", winner, "difference"], proof_rows,
+                Table(["format", "no cure", winner_label, "difference"], proof_rows,
                       "Nats per token that quantization costs", "figures"),
                 Text(f"Loss minus that of the uncured model in full precision, ± the {INTERVAL} "
                      "over sequences, on new text. The difference is paired.", "note"),
@@ -269,26 +278,26 @@ class SearchTexts:
     num_rows: ClassVar[int] = NUM_SEARCH + NUM_PROOF + NUM_CALIBRATION
 
     @classmethod
-    def split(cls, rows: Tensor, opening: tuple[int, ...] = ()) -> "SearchTexts":
-        """Split `num_rows` sequences (B, L) by their use."""
-        search, proof, calibration = rows.split([NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION])
+    def split(cls, sequences: Tensor, opening: tuple[int, ...] = ()) -> "SearchTexts":
+        """Split `num_rows` sequences (B, L) into those for search, proof and calibration."""
+        search, proof, calibration = sequences.split([NUM_SEARCH, NUM_PROOF, NUM_CALIBRATION])
         return cls(search, proof, calibration, opening)
 
     @classmethod
     def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "SearchTexts":
         """Cut `num_rows` sequences of `length` tokens, evenly spread over a text's tokens (N,), and
-        split them by their use.
+        split them by their use. The text must have enough tokens for them.
         """
-        stride = len(tokens) // (cls.num_rows * length)  # in sequences
+        stride = len(tokens) // (cls.num_rows * length)  # counted in sequences
         sequences = tokens[: len(tokens) // length * length].view(-1, length)
         return cls.split(sequences[::stride][: cls.num_rows], opening)
 
 
 def parse_format(name: str) -> Scheme:
-    """Parse a number format's name ("nvfp4") or a scheme expression.
+    """Parse a number format's name ("nvfp4") or a scheme expression ("nvfp4(method=gptq)").
 
-    With a mere name, weights of at most 4 bits are rounded by GPTQ; an expression names its own
-    method.
+    A name says nothing of the rounding method: weights of at most 4 bits are then rounded by GPTQ.
+    An expression keeps the method that it names, or none.
     """
     scheme = parse_scheme(_SCHEME_NAMES.get(name, name), imports=True)
     weights = scheme.weights
@@ -305,7 +314,7 @@ def list_candidates(
     allows, no cure first.
 
     Rotations are Hadamard's, of the full width and within the formats' blocks. `token` is the id
-    that a sink cure removes; None tries no sink cure.
+    that a prefix stores and that sinks are fitted to; None tries neither.
     """
     grids = [
         grid
@@ -313,14 +322,16 @@ def list_candidates(
         for grid in (scheme.weights, scheme.inputs, scheme.outputs)
         if grid
     ]
-    # A rotation within a format's groups does not spread an outlier beyond its own scale.
+    # A rotation within a format's groups does not spread an outlier beyond its own scale. The gcd
+    # makes blocks divide the width; blocks of 1 would rotate nothing.
     block_sizes = {math.gcd(grid.group, plain.config.width) for grid in grids if grid.group} - {1}
     all_rotations = [f"block_diagonal(size={size})" for size in sorted(block_sizes)] + ["hadamard"]
     possible_rotations = [
         rotation for rotation in all_rotations if _passes(surgery.check_rotates, plain, rotation)
     ]
     sink_cures = [""] if token is None else ["", "prefix"]
-    is_16_bit = plain.embed.weight.dtype.itemsize < torch.float32.itemsize  # too coarse to fit
+    is_16_bit = plain.embed.weight.dtype.itemsize < torch.float32.itemsize
+    # Weights of 16 bits are too coarse to fit sinks with.
     if token is not None and not is_16_bit and _passes(surgery.check_replaceable, plain):
         sink_cures.append("sinks")
     return [
@@ -339,14 +350,14 @@ def _passes(check: Callable[..., object], *arguments: object) -> bool:
     return True
 
 
-def add_online_rotations(best: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
-    """Return the candidate with each of the online rotations that the formats could gain from, and
-    with both: of inner channels where weights are quantized, of keys where the cache is.
+def add_online_rotations(candidate: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
+    """Return the candidate with each online rotation that the formats could gain from, and with
+    both. Rotated inner channels help quantized weights, rotated keys a quantized cache.
     """
     quantizes_weights = any(scheme.weights is not None for scheme in schemes)
     quantizes_cache = any(scheme.cache is not None for scheme in schemes)
     combinations = [
-        replace(best, inner=inner, keys=keys)
+        replace(candidate, inner=inner, keys=keys)
         for inner in ([False, True] if quantizes_weights else [False])
         for keys in ([False, True] if quantizes_cache else [False])
     ]
@@ -354,10 +365,12 @@ def add_online_rotations(best: Candidate, schemes: Sequence[Scheme]) -> list[Can
 
 
 def clip_scheme(scheme: Scheme, share: float) -> Scheme:
-    """Return a scheme that clips inputs and cache of few bits at a share of their maximum."""
+    """Return the scheme with inputs and cache clipped at a share of their maximum, where they have
+    at most 4 bits; equal to `scheme` if neither has.
+    """
 
     def clip(grid: Grid | None) -> Grid | None:
-        if isinstance(grid, Absmax) and grid.bits <= _FEW_BITS:
+        if isinstance(grid, Absmax) and grid.bits <= _FEW_BITS:  # other grids cannot clip
             return replace(grid, clip=share)
         return grid
 
@@ -374,15 +387,19 @@ def choose_cure(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> CureChoice:
-    """Choose the cure of a model that is then quantized by `schemes`, all but its head.
+    """Choose the cure for a model that is then quantized by `schemes`, all but its head.
+
+    The candidate of least cost is chosen if new text proves that it is better than no cure;
+    otherwise the choice is no cure.
 
     Args:
         plain: the uncured decoder, which stays as it is.
         schemes: the number formats; over several, the mean cost decides.
         texts: the sequences to measure on.
         token: the id that a prefix stores and sinks are fitted to; None tries neither.
-        stock: try only cures that leave one of Transformers' own architectures.
-        seed: of the rotations.
+        stock: try only cures after which the model still has one of Transformers' own
+            architectures.
+        seed: for the rotations.
         on_progress: called with each candidate's name before it is measured.
     """
     return _Search(plain, tuple(schemes), texts, token, stock, seed, on_progress).choose()
@@ -406,7 +423,8 @@ class _Search:
     def choose(self) -> CureChoice:
         """Measure all candidates; return the best if new text proves it, else no cure.
 
-        It has to be better over all formats together, by a 95% interval, and worse in none.
+        On the new text, the whole 95% interval of its difference from no cure, summed over formats,
+        must lie below zero, and its mean cost may be higher in no format.
         """
         self._measure_uncured()
         for candidate in list_candidates(self.plain, self.schemes, self.token)[1:]:
@@ -419,12 +437,14 @@ class _Search:
             if clipped_schemes != self.schemes:
                 self._try(self._best[0], clipped_schemes)
         best, schemes = self._best
-        cured, proofs = self._apply(best), list[Proof]()
-        total_change = torch.zeros(NUM_PROOF, dtype=torch.float64)
+        cured = self._apply(best)
+        proofs = list[Proof]()
+        total_change = torch.zeros(NUM_PROOF, dtype=torch.float64)  # of each sequence
         for unclipped, scheme in zip(self.schemes, schemes, strict=True):
             before = self._measure_costs(self.plain, Candidate(), unclipped, self.texts.proof)
-            after = before  # no cure and no clipping is measured already
-            if (best, scheme) != (Candidate(), unclipped):
+            if best == Candidate() and scheme == unclipped:  # that is what `before` measures
+                after = before
+            else:
                 after = self._measure_costs(cured, best, scheme, self.texts.proof)
             total_change += after - before
             estimates = (mean_and_error(costs) for costs in (before, after, after - before))
@@ -437,10 +457,12 @@ class _Search:
 
     def _measure_uncured(self) -> None:
         """Measure the uncured model in every format, with the format's rounding method and by
-        rounding to nearest; make the cheaper of the two the format's scheme in the search.
+        rounding to nearest, and add the trials.
+
+        `schemes` gets the cheaper of the two for each format; the search goes on with it.
         """
         self.on_progress(str(Candidate()))
-        trials_by_format = list[list[FormatTrial]]()
+        trials_by_format = list[list[FormatTrial]]()  # for each format, the cheaper trial first
         for scheme in self.schemes:
             to_nearest = replace(scheme, method=None)
             schemes = dict.fromkeys([scheme, to_nearest])  # one if the format has no method
@@ -448,7 +470,8 @@ class _Search:
             trials_by_format.append(sorted(trials, key=lambda trial: trial.damage[0]))
         self.schemes = tuple(trials[0].scheme for trials in trials_by_format)
         self.trials.append(tuple(trials[0] for trials in trials_by_format))
-        if any(len(trials) > 1 for trials in trials_by_format):  # a row of the costlier ones
+        if any(len(trials) > 1 for trials in trials_by_format):
+            # A second row of the table; a format without a method repeats its one trial there.
             self.trials.append(tuple(trials[-1] for trials in trials_by_format))
 
     @property
@@ -460,11 +483,14 @@ class _Search:
         return candidate.apply(self.plain, self.texts.calibration, self.token, self.seed)
 
     def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
-        """Measure a candidate in every format and add its trials, unless `stock` excludes it."""
+        """Measure a candidate in every format and add its trials.
+
+        With `stock`, skip a candidate that only our own model class can hold.
+        """
         self.on_progress(str(candidate))
         cured = self._apply(candidate)
         model_type, _ = stock_architecture(cured.config)
-        if self.stock and model_type == WakefulConfig.model_type:  # of our own class
+        if self.stock and model_type == WakefulConfig.model_type:
             return
         self.trials.append(tuple(self._measure(cured, candidate, scheme) for scheme in schemes))
 
@@ -476,28 +502,32 @@ class _Search:
     def _measure_costs(
         self, decoder: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor
     ) -> Tensor:
-        """Return the cost (B,) of a candidate in a format on each sequence of a text (B, L), of
-        which `decoder` is the cured decoder before quantization.
+        """Return the cost (B,) of a candidate in a format on each sequence of a text (B, L): the
+        loss of the quantized decoder minus that of the uncured model in full precision, in nats per
+        token.
 
-        It is the loss of the quantized decoder minus that of the uncured model in full precision,
-        in nats per token.
+        `decoder` is the plain decoder with the candidate's changes, not yet quantized.
         """
-        opening = () if candidate.sink_cure else self.texts.opening  # a sink cure takes its place
-        calibration = [surgery.prepend_tokens(opening, row[None]) for row in self.texts.calibration]
+        opening = self.texts.opening
+        if candidate.sink_cure:  # the stored prefix or the sinks take the opening's place
+            opening = ()
+        calibration = [
+            surgery.prepend_tokens(opening, sequence[None]) for sequence in self.texts.calibration
+        ]
         # The head stays in full precision; a scheme of the cache alone has no layers to skip.
         skip = (HEAD,) if scheme.weights is not None else ()
         quantized = quantize_module(
             decoder, scheme, skip=skip,
             calibration=calibration if scheme.calibrated else (),
         )  # fmt: skip
-        if id(text) not in self.uncured_losses:
+        if id(text) not in self.uncured_losses:  # once for each text
             self.uncured_losses[id(text)] = _mean_losses(self.plain, text, self.texts.opening)
         return (_mean_losses(quantized, text, opening) - self.uncured_losses[id(text)]).cpu()
 
 
 def _mean_losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
-    """Return the mean loss (B,) of every sequence of a text (B, L), without its first token, in
-    float64; the model reads the tokens `opening` before each sequence.
+    """Return the mean loss (B,) of each sequence of a text (B, L) in float64, over all its tokens
+    but the first. The model reads the tokens `opening` before each sequence.
     """
     # One at a time: a quantized model's scales must not depend on other sequences.
     losses = surgery.losses_after_opening(model, text, opening, together=1)

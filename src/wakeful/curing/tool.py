@@ -146,12 +146,14 @@ class Cure(_CuredModel, MeasuredResult):
     @property
     def report(self) -> Report:
         """Steps of the cure, and the diagnosis of the model before and after."""
+        # "." has no name that "-cured" could be added to; its absolute path has one.
         source = self.source if Path(self.source).name else Path(self.source).resolve()
         return self._report(self.out or f"{source}-cured")
 
     def _report(self, folder: str | Path) -> Report:
         """Return the report of the cure: its steps, its effect on the loss, and the diagnosis of
-        both models. `folder` is where the model is or could be written, for the next commands.
+        both models. `folder` is where the cured model is or could be written; the suggested
+        commands name it.
         """
         changes = [(label, f"{old} → {new}") for label, old, new in self._figures()]
         original, cured = self.diagnosis.models
@@ -166,6 +168,7 @@ class Cure(_CuredModel, MeasuredResult):
             done=[*self.done, *changes],
             steps=after_cure(
                 self.source, folder, schemes, self.reading,
+                # A cure for formats was judged by the loss after quantization, not by this one.
                 helped=self.choice is not None or self.loss.is_harmless,
             ),
             worse=[] if self.loss.is_harmless else [cured.name],
@@ -188,8 +191,10 @@ class Cure(_CuredModel, MeasuredResult):
         return f"{self.diagnosis.models[1].name} {verdict}: its loss changes by {self.loss}."
 
     def save(self, folder: str | Path) -> Path:
-        """Write the cured model to a folder that Transformers loads, with the report's page and
-        figures; return the folder.
+        """Write the cured model to a folder that Transformers loads; return the folder.
+
+        Beside it are a model card, cure.json, diagnosis.parquet, report.html and the charts that
+        `figures` asks for.
         """
         tokenizer = self.model.wakeful_tokenizer
         card = model_card(
@@ -247,22 +252,22 @@ def cure(
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        tokenizer: replaces the model's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         options: `CureOptions`, whose fields are keyword arguments too.
 
     With `out` the cured model is written to a folder that Transformers loads, which must not exist.
 
     Raises:
-        WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
-            forbids it is named); nothing is written.
+        WakefulError: the model cannot be converted to our decoder, or a cure cannot be exact (the
+            part that forbids it is named); nothing is written.
     """
     options = options_from(CureOptions, kwargs, options)
     if options.rotate:
-        rotation_of(options.rotate)
+        rotation_of(options.rotate)  # raises for an unknown rotation
     command = format_command_line("cure", options, source_name(model))
     for name in options.for_:
-        parse_format(name)
+        parse_format(name)  # raises for an unknown format
     if options.out:
         refuse_existing(Path(options.out))
     with open_session("cure", options, [model], tokenizer, display) as opened_session:
@@ -277,6 +282,7 @@ def cure(
         if options.out:
             _ = loaded.wakeful_tokenizer  # raises where it cannot be written
         has_experts = any(map(is_fused, loaded.module.modules()))
+        # With linear attention besides, `_cure_decoder` refuses the model and says why.
         is_moe = has_experts and not is_hybrid(loaded.module.config)
         show = opened_session.show
         task = _CureTask(loaded, evaluation_text, options, show)
@@ -307,8 +313,8 @@ class _CureTask:
     show: Display
 
     def tokens_after(self, skip: int, count: int) -> Tensor:
-        """Return up to `count` tokens of the text, (N,), after the first `skip`; those are kept to
-        verify the cured model on.
+        """Return up to `count` tokens (N,) that follow the text's first `skip` tokens. The first
+        ones are kept to verify the cured model on.
         """
         tokens = self.evaluation_text.beginning.tokens(self.loaded.encode_plain, skip + count)
         return torch.tensor(tokens[skip:], device=self.loaded.device, dtype=torch.long)
@@ -321,8 +327,8 @@ class _CureTask:
 
     @property
     def types(self) -> Mapping[str, torch.dtype] | None:
-        """Types of the weights that are written in another type than `stored`, by name: those that
-        the original's files have. None, to write all in `stored`, if --stored names a type.
+        """For each weight that is written in another type than `stored`, its name and that type,
+        which the original's files have. None if --stored names a type: then all weights have it.
         """
         return self.loaded.types if self.options.stored == "auto" else None
 
@@ -339,7 +345,10 @@ class _CureTask:
 
 
 def _cure_decoder(task: _CureTask) -> _CuredModel:
-    """Cure a model that can be converted to our decoder, and measure the effect."""
+    """Convert a model to our decoder, cure it as the options say, and measure the effect.
+
+    Formats that the options name (`for_`) choose the cure first.
+    """
     loaded, options, show = task.loaded, task.options, task.show
     converted = convert_to_decoder(loaded, show)
     plain, agreement = converted.decoder(), str(converted.agreement or "")
@@ -348,33 +357,36 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
     # What the text or the tokenizer forbids is refused before anything is measured.
     texts = _search_texts(task, text)
-    fitting_rows = _fitting_rows(task, text.numel()) if options.sinks else None
-    reader = _reader_without_bos(loaded) if options.prefix or options.sinks else None
+    fitting_text = _fitting_text(task, text.numel()) if options.sinks else None
+    read_without_bos = _reader_without_bos(loaded) if options.prefix or options.sinks else None
     sink = _choose_sink(task, plain, text)
     choice, options = _choose_cure(task, plain, texts, sink)
-    task = replace(task, options=options)  # which name the chosen cure, perhaps sinks or a prefix
+    task = replace(task, options=options)  # with the chosen cure, perhaps sinks or a prefix
     if sink is not None and choice is not None:
-        sink = replace(sink, best=sink.token)  # measured in the format: stored whatever it costs
+        # The search has measured what the token costs in the format: it is stored in any case.
+        sink = replace(sink, best=sink.token)
     prefix, prefix_lines = _choose_stored_tokens(task, sink)
     read_tokenizer = lambda: loaded.tokenizer  # noqa: E731
     if prefix or options.sinks:
-        read_tokenizer = reader or _reader_without_bos(loaded)
+        read_tokenizer = read_without_bos or _reader_without_bos(loaded)
     report_lines = [("Conversion", agreement)] if agreement else []
     if choice is not None:
         report_lines.append(("Chosen", choice.description))
-    replaced_tokens, base = list(prefix), plain
+    # Ids that the original reads where the cured model has a stored prefix or sinks.
+    replaced_tokens = list(prefix)
+    decoder = plain
     if options.sinks:
         assert sink is not None
         replaced_tokens = [*sink.token.tokens]
-        if fitting_rows is None:
-            fitting_rows = _fitting_rows(task, text.numel())
+        if fitting_text is None:
+            fitting_text = _fitting_text(task, text.numel())
         show.note("fitting sinks")
-        base = surgery.learned_sinks(plain, replaced_tokens[0], fitting_rows)
+        decoder = surgery.learned_sinks(plain, replaced_tokens[0], fitting_text)
         description = (
             f"softmax-1 with one a head, fitted to id {replaced_tokens[0]} before the text"
         )
         report_lines.append(("Learned sinks", description))
-    cured, cure_lines = _apply_cures(task, base, prefix)
+    cured, cure_lines = _apply_cures(task, decoder, prefix)
     report_lines += cure_lines + prefix_lines + _round_changed(cured, plain, task.stored)
     context = min(loaded.context, cured.config.context)
     result = task.wrap_cured(cured, context=context, read_tokenizer=read_tokenizer)
@@ -382,21 +394,22 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
     compared = text[:, :COMPARED_TOKENS]
     difference = measure_difference(loaded.module, cured, compared, replaced_tokens)
     report_lines.append((f"Logits in {dtype_name(loaded)}", difference.describe(replaced_tokens)))
-    written = (
-        architecture_to_write(cured.config, result.wakeful_tokenizer)
-        if options.out
-        else stock_architecture(cured.config)
-    )
+    if options.out:
+        model_type, *_ = architecture_to_write(cured.config, result.wakeful_tokenizer)
+    else:
+        model_type, _ = stock_architecture(cured.config)
     show.note("comparing losses")
     loss = loss_change(loaded, result, text, options.bos)
     return _CuredModel(
-        model=result, done=(("Loss on the text", str(loss)), *report_lines), stock=written[0],
+        model=result, done=(("Loss on the text", str(loss)), *report_lines), stock=model_type,
         difference=difference, length=text.shape[1], prefix=tuple(prefix), loss=loss, choice=choice,
     )  # fmt: skip
 
 
 def _check_possible(loaded: Model, plain: Decoder, options: CureOptions) -> None:
-    """Raise `WakefulError` where a part of the model forbids a cure, before any work is done."""
+    """Raise `WakefulError` if the decoder's architecture forbids a cure that the options name, or
+    the prefix "bos" is asked for and the model has no BOS token.
+    """
     if options.turning:
         surgery.check_rotates(plain, options.turning, stream=bool(options.rotate))
     if options.sinks:
@@ -419,9 +432,10 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
     loaded, options = task.loaded, task.options
     for name, why in _REFUSED_OF_EXPERTS.items():
         if getattr(options, name):
+            option = name.rstrip("_")  # `for_` is --for
             raise WakefulError(
-                f"{loaded.name} is a mixture of experts, so that --{name.rstrip('_')} cannot be: "
-                f"{why}; --rotate or --rotate_values can"
+                f"{loaded.name} is a mixture of experts, for which --{option} is not possible: "
+                f"{why}; --rotate and --rotate_values are"
             )
     assert isinstance(loaded.module, PreTrainedModel)
     text = _verification_text(task)
@@ -460,8 +474,8 @@ def _describe_rotation(options: CureOptions) -> tuple[str, str]:
 
 @torch.inference_mode()
 def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
-    """Raise `WakefulError` where a decoder's logits on a text are not finite, or the same for every
-    token: differences from them would mean nothing.
+    """Raise `WakefulError` if a decoder's logits on a text are not finite, or all equal in one of
+    its sequences: then it predicts nothing that a cure could keep.
     """
     logits = check_logits(decoder(text)).float()
     if not (logits.flatten(1).std(1) > 0).all():
@@ -472,8 +486,8 @@ def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
 
 
 def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
-    """Return a function that returns a model's tokenizer without the BOS that it puts before a
-    text: a cured model has a stored prefix or sinks in its place.
+    """Return a function that reads the tokenizer of a model with a stored prefix or sinks: the
+    original's tokenizer, but without BOS before a text, since prefix or sinks take its place.
 
     Raises:
         WakefulError: the chat template writes BOS in a way that cannot be removed.
@@ -498,8 +512,10 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
 
 
 def _verification_text(task: _CureTask) -> Tensor:
-    """Return the sequences (B, L) of the text to verify the cure on, short enough that a stored
-    token before them fits into the context.
+    """Return the sequences (B, L) to verify the cure on: the beginning of the text, without BOS.
+
+    They are so short that a token before them, which a cure may store or replace, fits into the
+    context.
     """
     loaded, evaluation_text, options = task.loaded, task.evaluation_text, task.options
     stores_token = bool(options.prefix) or options.sinks or bool(options.for_)
@@ -510,11 +526,12 @@ def _verification_text(task: _CureTask) -> Tensor:
     return torch.tensor(sequences, device=loaded.device)
 
 
-def _fitting_rows(task: _CureTask, skip: int) -> Tensor:
-    """Return the sequences (B, L) of the text to fit sinks on, after the first `skip` tokens.
+def _fitting_text(task: _CureTask, skip: int) -> Tensor:
+    """Return up to `NUM_FIT` sequences (B, L) to fit sinks on: the text that follows its first
+    `skip` tokens.
 
     Raises:
-        WakefulError: the text has fewer than one sequence of them.
+        WakefulError: less than one sequence follows them.
     """
     length = min(FIT_LENGTH, task.loaded.context - 1)  # BOS or the replaced token precedes it
     tokens = task.tokens_after(skip, NUM_FIT * length)
@@ -527,18 +544,20 @@ def _fitting_rows(task: _CureTask, skip: int) -> Tensor:
 
 
 def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkChoice | None:
-    """Measure which tokens take the attention sink best, to store them as a prefix or to fit sinks
-    to them; return None where no cure needs that, or the model has a stored prefix already.
+    """Measure which token takes the attention sink best, to store it as a prefix or to fit sinks
+    to it; return None if no cure needs that, or the model has a stored prefix already.
 
-    `text` (B, L) is to verify on; `_choosing_tokens` says on what to measure.
+    `text` (B, L) is the text to verify on. The token is chosen on the text after it, if there is
+    enough (`_choosing_tokens`).
     """
     loaded, options = task.loaded, task.options
-    needs_sink = options.prefix not in ("", "bos") or options.sinks or options.for_
+    needs_sink = options.prefix == "auto" or options.sinks or options.for_
     if not needs_sink or plain.config.stored_prefix:
         return None
     tokens = _choosing_tokens(task, text)
-    opening = loaded.start_tokens(options.bos)
-    window_length = loaded.context - max(1, len(opening))  # what precedes it fits too
+    start_tokens = loaded.start_tokens(options.bos)
+    # Leaves room in the context for the start tokens or the stored token before a window.
+    window_length = loaded.context - max(1, len(start_tokens))
     return choose_prefix(
         loaded, plain, windows_of(tokens, window_length), bos=options.bos,
         on_progress=partial(task.show.count, "tokens that may take the sink"),
@@ -546,8 +565,8 @@ def _choose_sink(task: _CureTask, plain: Decoder, text: Tensor) -> surgery.SinkC
 
 
 def _choosing_tokens(task: _CureTask, text: Tensor) -> Tensor:
-    """Return tokens (N,) to choose a sink on: those after `text` (B, L), which is to verify on, or
-    `text` itself if not more tokens follow than it has.
+    """Return tokens (N,) to choose a sink on: those after `text` (B, L), the text to verify on, if
+    they are more than `text` has; otherwise those of `text`.
     """
     rest = task.tokens_after(text.numel(), CHOOSING_TOKENS)
     return rest if len(rest) > text.numel() else text.flatten()
@@ -558,7 +577,7 @@ def _choose_stored_tokens(
 ) -> tuple[list[int], list[tuple[str, str]]]:
     """Return the tokens to store as a prefix, [] for none, and report lines (label, text) on them.
 
-    `sink` has the measurements that chose a token, except for the prefix "bos".
+    `sink` has the measurements that chose a token; the prefix "bos" needs none.
     """
     prefix = task.options.prefix
     if not prefix:
@@ -569,7 +588,7 @@ def _choose_stored_tokens(
         assert sink is not None
         tokens = [*sink.best.tokens]
         change = f"; on the text that chose it: {sink.change(sink.best)}"
-        if not tokens:
+        if not tokens:  # every token that was tried raises the loss
             cheapest = _format_tokens(task.loaded, sink.token.tokens)
             description = (
                 f"none: of all that were tried, {cheapest} costs least, {sink.change(sink.token)}"
@@ -585,10 +604,11 @@ def _format_tokens(loaded: Model, tokens: Sequence[int]) -> str:
 
 
 def _search_texts(task: _CureTask, text: Tensor) -> SearchTexts | None:
-    """Return the sequences to choose a cure for number formats on, from the text after `text`
-    (B, L), which is to verify on; None where the options name no format.
+    """Return the sequences to choose a cure for number formats on; None if the options name no
+    format.
 
-    They are spread over up to `SEARCH_SPREAD` times as many tokens as they have.
+    They come from the text after `text` (B, L), the text to verify on, and are spread over up to
+    `SEARCH_SPREAD` times as many tokens as they have.
 
     Raises:
         WakefulError: the text has too few tokens.
@@ -596,8 +616,8 @@ def _search_texts(task: _CureTask, text: Tensor) -> SearchTexts | None:
     loaded, options = task.loaded, task.options
     if not options.for_:
         return None
-    opening = tuple(loaded.start_tokens(options.bos))
-    # The opening or a stored token precedes a sequence in the context.
+    opening = tuple(loaded.start_tokens(options.bos))  # what the uncured model reads before a text
+    # Leaves room in the context for the opening, or for a stored token.
     length = min(CHOOSING_LENGTH, loaded.context - len(opening) - 1)
     skip, num_needed = text.numel(), SearchTexts.num_rows * length
     tokens = task.tokens_after(skip, num_needed * SEARCH_SPREAD)
@@ -614,8 +634,9 @@ def _choose_cure(
 ) -> tuple[CureChoice | None, CureOptions]:
     """Choose the cure for the number formats that the options name, by measurements on `texts`.
 
-    Returns the choice, and the options with the chosen cure; without a format (`texts` is None)
-    None and the options as they are. `sink` has the token that a sink cure removes.
+    Returns (choice, options with the chosen cure); without a format (`texts` is None), None and
+    the options as they are. `sink` has the token that a prefix stores and that sinks are fitted
+    to; without it, neither is tried.
     """
     options = task.options
     if texts is None:
@@ -629,6 +650,7 @@ def _choose_cure(
     best = choice.best
     if best == Candidate():  # no cure
         return choice, options
+    # Options that name a cure must have neither `for_` nor `stock`.
     return choice, replace(
         options, for_=(), stock=False, rotate=best.rotate, rotate_inner=best.inner,
         rotate_keys=best.keys, prefix="auto" if best.sink_cure == "prefix" else "",
@@ -639,13 +661,14 @@ def _choose_cure(
 def _apply_cures(
     task: _CureTask, plain: Decoder, prefix: Sequence[int]
 ) -> tuple[Decoder, list[tuple[str, str]]]:
-    """Rotate a decoder and store the prefix in it, as the options say; return the cured decoder and
-    report lines (label, text).
+    """Rotate a decoder and store the tokens `prefix` in it, as the options say; return the cured
+    decoder and report lines (label, text).
     """
     options, cured = task.options, plain
     report_lines: list[tuple[str, str]] = []
-    if options.turning or options.rotate_inner:  # "identity" where only inner channels are rotated
+    if options.turning or options.rotate_inner:
         task.show.note("rotating")
+        # "identity" leaves stream and values as they are: inner channels alone are rotated.
         cured = surgery.rotate(
             plain, options.turning or "identity", stream=bool(options.rotate),
             inner=options.rotate_inner, seed=options.seed,
@@ -672,25 +695,27 @@ def _apply_cures(
 def _round_changed(
     cured: nn.Module, plain: nn.Module, dtype: torch.dtype | None
 ) -> list[tuple[str, str]]:
-    """Round the weights that the cure changed to `dtype`, in which they are written, in place;
+    """Round the weights that the cure changed, in place, to the type that they are written in;
     return report lines (label, text).
 
-    The model that is measured is then the model that is written. Unchanged weights are not rounded:
-    a norm stored as its weight minus one is exact in the file, and not in the decoder.
+    The model that is measured is then the model that is written. `dtype` is that type, None for
+    the weights' own. Unchanged weights are not rounded: a norm that is stored as its weight minus
+    one is exact in the file, and not in the decoder.
 
     Raises:
         WakefulError: a weight is too large for the type.
     """
     if dtype is None or torch.promote_types(dtype, next(cured.parameters()).dtype) == dtype:
         return []  # `dtype` holds all numbers exactly
-    originals, has_changed = dict(plain.named_parameters()), False
+    originals = dict(plain.named_parameters())
+    has_changed = False
     type_name = str(dtype).removeprefix("torch.")
     for name, parameter in cured.named_parameters():
         original = originals.get(name)
         if stored_tensor(parameter).dtype == dtype or original is parameter:
-            continue
-        if original is not None and torch.equal(original, parameter):  # a copy that did not change
-            continue
+            continue  # it has the type already, or is shared with the original
+        if original is not None and torch.equal(original, parameter):
+            continue  # a copy that did not change
         rounded = parameter.to(dtype)
         if not rounded.isfinite().all():
             raise WakefulError(

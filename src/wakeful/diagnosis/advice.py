@@ -1,7 +1,8 @@
 """Advice on a diagnosis: cures tried on a few windows of the text, and the best of them.
 
 What is advised works on that model and was measured there: the loss first, then the sink that
-remains, then the outliers. Where no cure that was tried helps at no loss, that is said instead.
+remains, then the outliers. Where no cure that was tried helps without raising the loss, that is
+said instead.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ KURTOSIS = 5.0
 LARGE = 2_000_000_000
 """Parameters of a mixture of experts past which no rotation of it is tried: it is another copy."""
 SILENT = Display()
-_SINK = "a sink that no cure removes at no loss"
+_SINK = "a sink that no cure removes without raising the loss"
 _ROTATE = ("--rotate", "hadamard")
 
 
@@ -49,11 +50,11 @@ class Trial:
     """A cure, or none, measured on windows of the text."""
 
     cure: str = "as it is"
-    """The cure in words."""
+    """The cure as an imperative, such as "store a token before every text"."""
     options: tuple[str, ...] = ()
     """Options of `wakeful cure`."""
     losses: tuple[float, ...]
-    """Of each window, or of the first ones."""
+    """Mean loss of each window, or of the first windows only."""
     share: float
     """Share of (query, head) pairs led by the first token, row 0 left out."""
     mass: float
@@ -70,15 +71,17 @@ class Trial:
         return LossChange.between(uncured.losses[: len(self.losses)], self.losses)
 
     def helps(self, uncured: "Trial", good_share: float) -> bool:
-        """Return True if the cure leaves no sink, at no loss. A sink of the first token is one with
-        a share over `good_share`.
+        """Return True if the cure leaves no sink and does not raise the loss. The first token is a
+        sink if its share is over `good_share`.
         """
         harmless = self.loss_change(uncured).is_harmless
         return harmless and self.share <= good_share and not self.later
 
     def eases(self, uncured: "Trial", good_share: float) -> bool:
-        """Return True if the cure removes the first token's sink, at no loss and without a later
-        sink that the model did not have.
+        """Return True if the cure removes the first token's sink and does not raise the loss.
+
+        Sinks after the first token may stay, but no new one may appear. The first token is a sink
+        if its share is over `good_share`.
         """
         return (
             self.loss_change(uncured).is_harmless
@@ -86,18 +89,27 @@ class Trial:
             and {sink.name for sink in self.later} <= {sink.name for sink in uncured.later}
         )
 
-    def rotated(self, cure: str) -> "Trial":
-        """Return the trial of this cure with a rotation, which is exact: losses and sinks stay."""
+    def with_rotation(self, cure: str) -> "Trial":
+        """Return this trial as it would be with a rotation besides; `cure` names both in words.
+
+        A rotation is exact: losses and sinks stay, and only the kurtosis changes.
+        """
         options = (*_ROTATE, *self.options)
         return dataclasses.replace(self, cure=cure, options=options, kurtosis=self.turned_kurtosis)
 
     def describe_change(self, uncured: "Trial") -> str:
-        """Return the changes of loss, first-token share and kurtosis, as text."""
-        return (
-            f"{self.cure}: the loss changes by {self.loss_change(uncured)}, the first-token share "
-            f"{uncured.share:.1%} → {self.share:.1%}, kurtosis {uncured.kurtosis:,.1f} → "
-            f"{self.kurtosis:,.1f}" + "".join(f", {sink.name} is a sink" for sink in self.later)
+        """Return a clause on how loss, first-token share and kurtosis change, and on the sinks
+        after the first token that are left.
+        """
+        change = (
+            f"the loss changes by {self.loss_change(uncured)}, the first-token share from "
+            f"{uncured.share:.1%} to {self.share:.1%}, and kurtosis from {uncured.kurtosis:,.1f} "
+            f"to {self.kurtosis:,.1f}"
         )
+        if not self.later:
+            return change
+        names = ", ".join(sink.name for sink in self.later)
+        return f"{change}; {'sinks are' if self.later[1:] else 'a sink is'} left: {names}"
 
 
 def advise(
@@ -108,10 +120,12 @@ def advise(
     bos: Bos = "auto",
     show: Display = SILENT,
 ) -> Advice | None:
-    """Try cures on windows of the diagnosed text and return the best one as advice.
+    """Try cures on windows of the diagnosed text and return the best one as advice; None for a
+    model without sinks and outliers.
 
-    Against a sink a stored prefix is tried, then learned sinks if the prefix does not help; where
-    neither does, a rotation alone. Return None for a model without sinks and outliers.
+    Against a sink, a stored prefix is tried first, and learned sinks if it does not help. If
+    neither helps, or there are only outliers, a rotation alone is tried. Where nothing helps, or
+    nothing can be tried, the advice says why and names no options.
 
     Args:
         loaded: the model.
@@ -127,17 +141,36 @@ def advise(
     if loaded.is_quantized:
         return Advice(words=f"{loaded.name} is quantized: cure the model that it was made from")
     show.note("trying cures on the text")
-    tokens = torch.tensor([token for row in sequences for token in row], device=loaded.device)
-    room = loaded.context - max(1, len(loaded.start_tokens(bos)))
-    windows = windows_of(tokens, room)
-    if any(map(is_fused, loaded.module.modules())):
+    all_tokens = [token for sequence in sequences for token in sequence]
+    # Leaves room in the context for the start tokens or a stored token before a window.
+    longest = loaded.context - max(1, len(loaded.start_tokens(bos)))
+    windows = windows_of(torch.tensor(all_tokens, device=loaded.device), longest)
+    if any(map(is_fused, loaded.module.modules())):  # our decoder holds no experts
         return _advise_on_experts(loaded, windows, bos, has_sink=has_sink)
     try:
         decoder = loaded.decoder()
     except WakefulError as error:
         return Advice(words=f"no cure can be made of {loaded.name}: {error}")
     cures = _CureTrials(loaded, decoder, windows, bos, show)
-    uncured, good_share = cures.uncured, surgery.free_share(windows.shape[1])
+    trials, best = _try_cures(cures, has_sink=has_sink)
+    if best is None:
+        problem = _SINK if has_sink else "outliers"
+        results = cures.why_not_rotatable  # nothing could be tried
+        if trials:
+            results = f"Tried on {_describe_windows(windows)}. " + ". ".join(
+                f"If you {trial.cure}, {trial.describe_change(cures.uncured)}" for trial in trials
+            )
+        return Advice(words=f"{loaded.name} has {problem}. {results}")
+    return Advice(words=_describe_advice(best, cures, has_sink), arguments=" ".join(best.options))
+
+
+def _try_cures(cures: "_CureTrials", *, has_sink: bool) -> tuple[list[Trial], Trial | None]:
+    """Try cures until one helps; return all trials, and the best of them, None if none is good.
+
+    The best is one that leaves no sink, else one that removes the first token's sink, else a
+    rotation that removes outliers. None of them raises the loss.
+    """
+    uncured, good_share = cures.uncured, cures.good_share
     trials: list[Trial] = []
     for try_cure in (cures.try_prefix, cures.try_sinks) if has_sink else ():
         trial = try_cure()
@@ -145,29 +178,39 @@ def advise(
             continue
         trials.append(trial)
         if trial.helps(uncured, good_share):
-            break
-    best = next((trial for trial in trials if trial.helps(uncured, good_share)), None)
-    best = best or next((trial for trial in trials if trial.eases(uncured, good_share)), None)
-    if best is None and (rotated := cures.try_rotation()) is not None:
-        trials.append(rotated)
-        if rotated.kurtosis <= KURTOSIS < uncured.kurtosis:
-            best = rotated
-    text_read = f"on {len(windows)} windows of {windows.shape[1]} tokens"
-    if best is None:
-        results = "; ".join(trial.describe_change(uncured) for trial in trials)
-        results = f"tried {text_read}: {results}" if results else cures.why_not_rotatable
-        problem = _SINK if has_sink else "outliers"
-        return Advice(words=f"{loaded.name} has {problem}; {results}")
-    remarks = list[str]()
+            return trials, trial
+    for trial in trials:
+        if trial.eases(uncured, good_share):
+            return trials, trial
+    rotated = cures.try_rotation()
+    if rotated is None:
+        return trials, None
+    removes_outliers = rotated.kurtosis <= KURTOSIS < uncured.kurtosis
+    return [*trials, rotated], rotated if removes_outliers else None
+
+
+def _describe_windows(windows: Int[Tensor, "B L"]) -> str:
+    return f"{len(windows)} windows of {windows.shape[1]} tokens"
+
+
+def _describe_advice(best: Trial, cures: "_CureTrials", has_sink: bool) -> str:
+    """Return sentences that name the best cure, what it changes, and what it leaves as it was.
+
+    They begin in lower case, after "Next: ", and end without a full stop.
+    """
+    uncured, good_share = cures.uncured, cures.good_share
+    windows = _describe_windows(cures.windows)
+    sentences = [best.cure, f"On {windows}, {best.describe_change(uncured)}"]
     if has_sink and not best.helps(uncured, good_share):
-        eases = best.eases(uncured, good_share)
-        remarks.append("no cure removes that later sink" if eases else f"{_SINK} stays")
+        if best.eases(uncured, good_share):
+            sentences.append(f"No cure removes {'them' if best.later[1:] else 'it'}")
+        else:  # a rotation alone
+            sentences.append(f"The model keeps {_SINK}")
     if best.kurtosis > KURTOSIS and cures.turn is None:
-        remarks.append(
-            f"outliers stay, for a rotation would not be exact: {cures.why_not_rotatable}"
+        sentences.append(
+            f"Outliers stay, because a rotation would not be exact: {cures.why_not_rotatable}"
         )
-    text = "; ".join([f"{best.describe_change(uncured)}, {text_read}", *remarks])
-    return Advice(words=text, arguments=" ".join(best.options))
+    return ". ".join(sentences)
 
 
 @torch.inference_mode()
@@ -179,16 +222,17 @@ def measure_trial(
     turn: Turning | None = None,
     text_of: Callable[[int], str] = str,
 ) -> Trial:
-    """Measure a model on windows, each read after the tokens `opening`: the losses of all windows,
-    and sinks and outliers on the first `SHARE_WINDOWS` of them.
+    """Measure a model on windows: losses on all of them, sinks and outliers on the first
+    `SHARE_WINDOWS`.
 
-    With `turn`, the outliers in the basis that it turns hidden states to are measured too.
-    `text_of` returns the text of a token.
+    The model reads the tokens `opening` before each window. With `turn`, a rotation of hidden
+    states, outliers of the rotated states are measured too (`turned_kurtosis`). `text_of` returns
+    the text of a token.
     """
-    sinks, outliers, key_shares, turned = Sinks(), Outliers(), KeyShares(), Outliers()
+    sinks, outliers, key_shares, turned_outliers = Sinks(), Outliers(), KeyShares(), Outliers()
     probes: list[Probe] = [sinks, outliers, key_shares]
     if turn is not None:
-        probes.append(_Turned(turned, turn))
+        probes.append(_Turned(turned_outliers, turn))
     watched, unwatched = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
     with watch(model, *probes):
         losses = surgery.losses_after_opening(model, watched, opening)
@@ -199,7 +243,7 @@ def measure_trial(
         share=share,
         mass=mass,
         kurtosis=_larger_kurtosis(outliers),
-        turned_kurtosis=math.nan if turn is None else _larger_kurtosis(turned),
+        turned_kurtosis=math.nan if turn is None else _larger_kurtosis(turned_outliers),
         later=later_sinks(sequences, key_shares.shares, key_shares.masses, text_of),
     )
 
@@ -222,7 +266,9 @@ class _CureTrials:
     show: Display = SILENT
 
     def __post_init__(self) -> None:
-        """Measure the model as it is, and find out whether a rotation of it would be exact."""
+        """Measure the model as it is (`uncured`), and find out how a rotation would turn its hidden
+        states (`turn`), or why none would be exact (`why_not_rotatable`; `turn` is then None).
+        """
         self.turn, self.why_not_rotatable = None, ""
         try:
             self.turn = turning_of(self.decoder)
@@ -230,10 +276,11 @@ class _CureTrials:
             self.why_not_rotatable = str(error).split("; ")[0]  # without the advice after it
         opening = self.loaded.start_tokens(self.bos)
         self.uncured = self._measure(self.decoder, self.windows, opening)
+        self.good_share = surgery.free_share(self.windows.shape[1])
 
     @cached_property
     def stored_bos(self) -> Trial | None:
-        """The model with BOS stored; None where it has none."""
+        """The trial of the model with BOS stored; None if it has no BOS token."""
         if self.loaded.bos is None:
             return None
         cured = surgery.store_prefix(self.decoder, self.loaded.start_tokens("on"))
@@ -241,10 +288,10 @@ class _CureTrials:
 
     @cached_property
     def choice(self) -> surgery.SinkChoice:
-        """The token to store before every text so that it takes the sink, chosen by trials of all
-        candidates.
+        """Choice of the token that takes the sink if it is stored before every text; measured once,
+        for the prefix and for the sinks.
         """
-        # Nothing stored and BOS stored have been measured already.
+        # Nothing stored and BOS stored are measured already: (stored tokens, trial).
         measured: list[tuple[tuple[int, ...], Trial]] = [((), self.uncured)]
         if self.stored_bos is not None:
             measured.append(((*self.loaded.start_tokens("on"),), self.stored_bos))
@@ -261,11 +308,11 @@ class _CureTrials:
         """Try a rotation alone; return None where the model cannot be rotated."""
         if self.turn is None:
             return None
-        return self.uncured.rotated("rotate the outliers away")
+        return self.uncured.with_rotation("rotate the outliers away")
 
     def try_prefix(self) -> Trial | None:
-        """Store the best token before every text and measure that; return None where the model
-        cannot store one.
+        """Store the best token before every text and measure that, with a rotation if outliers
+        stay; return None if the model cannot store one.
         """
         try:
             surgery.check_stores(self.decoder, 1)
@@ -274,14 +321,16 @@ class _CureTrials:
         token, trial = self.choice.token, self.stored_bos
         if trial is None or [*token.tokens] != self.loaded.start_tokens("on"):
             cured = surgery.store_prefix(self.decoder, token.tokens)
+            # Sinks and outliers are measured here; the losses on all windows were by the choice.
             trial = self._measure(cured, self.windows[:SHARE_WINDOWS])
-            # Its losses on all windows are known from the choice.
             trial = dataclasses.replace(trial, losses=token.losses)
-        return self._name(trial, "store a token before every text", "--prefix", "auto")
+        return self._finish(trial, "store a token before every text", "--prefix", "auto")
 
     def try_sinks(self) -> Trial | None:
-        """Put sinks that replace the best stored token into every head, fitted without training,
-        and measure that; return None where the model cannot have them.
+        """Put a learned sink into every head, fitted to replace the best stored token, and measure
+        that, with a rotation if outliers stay; return None if the model cannot have sinks.
+
+        If the loss on the first windows is worse, the trial has losses of those alone.
         """
         try:
             surgery.check_replaceable(self.decoder)
@@ -290,31 +339,31 @@ class _CureTrials:
         first, rest = self.windows[:SHARE_WINDOWS], self.windows[SHARE_WINDOWS:]
         cured = surgery.learned_sinks(self.decoder, self.choice.token.tokens[0], first)
         trial = self._measure(cured, first)
-        # Where the first windows show a loss already, the others need not be read.
         if not trial.loss_change(self.uncured).is_worse:
             losses = trial.losses + surgery.losses_after_opening(cured, rest)
             trial = dataclasses.replace(trial, losses=losses)
-        return self._name(trial, "put a learned sink into every head", "--sinks")
+        return self._finish(trial, "put a learned sink into every head", "--sinks")
 
-    def _name(self, trial: Trial, cure: str, *options: str) -> Trial:
-        """Return the trial with its cure's name; where outliers stay and the model can be rotated,
-        the trial of that cure with a rotation.
+    def _finish(self, trial: Trial, cure: str, *options: str) -> Trial:
+        """Return the trial with its cure's name and options, and with a rotation if outliers stay
+        and the model can be rotated.
         """
         trial = dataclasses.replace(trial, cure=cure, options=options)
         if trial.kurtosis <= KURTOSIS or self.turn is None:
             return trial
-        return trial.rotated(f"{cure} and rotate its outliers away")
+        return trial.with_rotation(f"{cure} and rotate the outliers away")
 
     def _measure(
         self, decoder: Decoder, windows: Int[Tensor, "B L"], opening: Sequence[int] = ()
     ) -> Trial:
+        """Measure a version of the decoder on windows, each read after the tokens `opening`."""
         return measure_trial(
             decoder, windows, opening, turn=self.turn, text_of=self.loaded.token_text
         )
 
 
 class _Turned(Probe):
-    """A probe that shows `inner` the hidden states in another basis, to which `turn` turns them."""
+    """A probe that passes hidden states on to the probe `inner`, rotated by `turn`."""
 
     def __init__(self, inner: Outliers, turn: Turning) -> None:
         self.inner, self.turn = inner, turn
@@ -331,13 +380,15 @@ class _Turned(Probe):
 def _advise_on_experts(
     loaded: Model, windows: Int[Tensor, "B L"], bos: Bos, *, has_sink: bool
 ) -> Advice:
-    """Try the one cure that exists for a mixture of experts, a rotation, and return it as advice if
-    it helps.
+    """Try the one cure that exists for a mixture of experts, a rotation.
+
+    The advice has options if the rotation removes outliers and does not raise the loss; otherwise
+    it says what was tried, or why nothing was.
     """
-    sink_stays = "; no cure removes the sink of a mixture of experts" if has_sink else ""
+    sink_stays = ". No cure removes the sink of a mixture of experts" if has_sink else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
-        text = f"{loaded.name} is too large to try cures on: --rotate hadamard is one"
+        text = f"{loaded.name} is too large to try cures on. --rotate hadamard is one"
         return Advice(words=f"{text}{sink_stays}")
     try:
         rotated = surgery.rotate_experts(loaded.module, "hadamard")
@@ -347,8 +398,8 @@ def _advise_on_experts(
         measure_trial(model, windows, loaded.start_tokens(bos), text_of=loaded.token_text)
         for model in (loaded.module, rotated)
     )
-    trial = dataclasses.replace(trial, cure="rotate the outliers away", options=_ROTATE)
-    words = f"{trial.describe_change(uncured)}{sink_stays}"
+    measured = f"On {_describe_windows(windows)}, {trial.describe_change(uncured)}{sink_stays}"
+    cure = "rotate the outliers away"
     if trial.kurtosis <= KURTOSIS < uncured.kurtosis and trial.loss_change(uncured).is_harmless:
-        return Advice(words=words, arguments=" ".join(_ROTATE))
-    return Advice(words=f"nothing helps {loaded.name}; tried: {words}")
+        return Advice(words=f"{cure}. {measured}", arguments=" ".join(_ROTATE))
+    return Advice(words=f"nothing helps {loaded.name}. Tried: {cure}. {measured}")

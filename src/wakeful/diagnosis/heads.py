@@ -48,9 +48,10 @@ MAPS = (
 
 
 def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Drawing:
-    """Draw a heat map of a metric over layers and heads, on the same scale for all models.
+    """Draw a heat map of a metric over layers and heads.
 
-    `longest` is the length in tokens of the longest sequence among the models compared.
+    `longest` is the length in tokens of the longest sequence among the models compared. Ranks go up
+    to it, so that all models' maps have one scale.
     """
     longest = max(longest, diagnosis.length)
     domain: tuple[float, float] = SHARE
@@ -78,17 +79,20 @@ def head_map(diagnosis: ModelDiagnosis, metric_map: Map, longest: int = 0) -> Dr
     return wide(alt.layer(cells, marks), height)
 
 
-def maps(diagnosis: ModelDiagnosis, longest: int, *, only_mass: bool = False) -> list[Chart]:
-    """Return heat maps of layers and heads: of the first token's mass, and of ranks as well unless
-    `only_mass`.
+def head_maps(diagnosis: ModelDiagnosis, longest: int, *, only_mass: bool = False) -> list[Chart]:
+    """Return heat maps over layers and heads: of the first token's mass, and of ranks as well
+    unless `only_mass`. A metric that was not measured has none.
+
+    `longest` is the length in tokens of the longest sequence among the models compared.
     """
     name = diagnosis.name
+    chosen_maps = MAPS[:1] if only_mass else MAPS
     return [
-        Chart(f"{metric.title} of each layer and head of {name}",
-              partial(head_map, diagnosis, metric, longest), f"{name}: {metric.title}",
-              metric.explained)
-        for metric in MAPS[: 1 if only_mass else None]
-        if not head_values(diagnosis, metric.metric).is_empty()
+        Chart(f"{metric_map.title} of each layer and head of {name}",
+              partial(head_map, diagnosis, metric_map, longest), f"{name}: {metric_map.title}",
+              metric_map.explained)
+        for metric_map in chosen_maps
+        if not head_values(diagnosis, metric_map.metric).is_empty()
     ]  # fmt: skip
 
 
@@ -97,11 +101,12 @@ def visible_text(text: str) -> str:
     return "".join(_INK.get(letter, letter) for letter in text) or "∅"
 
 
-def attention(diagnosis: ModelDiagnosis) -> Drawing | None:
+def draw_attention(diagnosis: ModelDiagnosis) -> Drawing | None:
     """Draw one head's attention among the first tokens, with a list to choose the head from.
 
-    The list begins with the strongest sinks and the heads of the highest rank; all other heads
-    follow layer by layer, with fewer tokens each. Return None if no attention was kept.
+    The list begins with the heads that give the first token most attention and those of the highest
+    rank; all other heads follow layer by layer, with fewer tokens each. Return None if no attention
+    was kept.
     """
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
@@ -112,16 +117,17 @@ def attention(diagnosis: ModelDiagnosis) -> Drawing | None:
     heads = stored.select("layer", "head").unique(maintain_order=True)
     for values in (mass, ranks):
         heads = heads.join(values, on=["layer", "head"], how="left", maintain_order="left")
-    first_heads = [
+    highest_heads = [
         heads.sort(column, descending=True, nulls_last=True).head(_NUM_FIRST_HEADS)
         for column in ("mass", "rank")
     ]
-    first_heads = pl.concat(first_heads).unique(["layer", "head"], maintain_order=True)
+    # A head that is among both is listed once.
+    first_heads = pl.concat(highest_heads).unique(["layer", "head"], maintain_order=True)
     other_heads = heads.join(first_heads, on=["layer", "head"], how="anti", maintain_order="left")
     first_tokens = stored.filter(pl.max_horizontal("query", "key") < _TOKENS_OF_OTHER_HEADS)
     all_cells = stored.partition_by("layer", "head", as_dict=True)
     few_cells = first_tokens.partition_by("layer", "head", as_dict=True)
-    cells_of_head: dict[str, pl.DataFrame] = {}
+    cells_of_head: dict[str, pl.DataFrame] = {}  # by the head's name in the list
     for number, row in enumerate(pl.concat([first_heads, other_heads]).iter_rows(named=True)):
         name = f"layer {row['layer']}, head {row['head']}"
         if row["mass"] is not None:
@@ -140,9 +146,9 @@ def _draw_choosable_heads(
 ) -> Drawing:
     """Draw the attention weights of one head by query and key, with a list to choose the head from.
 
-    `cells_of_head` has (query, key, value) for each head by its name; `labels` are the tokens'
-    texts. A head's weights are stored as one string and split when drawn, because a model has
-    hundreds of thousands.
+    `cells_of_head` has the columns query, key and value for each head, by the head's name; `labels`
+    are the tokens' texts. A model has hundreds of thousands of weights: a head's are stored as one
+    string, which the chart splits when it draws the head.
     """
     rows = [
         {"of": n, "weights": _encode_weights(cells)}
@@ -163,7 +169,7 @@ def _draw_choosable_heads(
         tooltip=tooltip,
     )  # fmt: skip
     chart = chart.transform_filter("datum.of === shown")
-    # Parts go into fields of their own: a head that is chosen again is split again.
+    # Each step writes to new fields: the stored string stays, to be split again later.
     chart = chart.transform_calculate(lines="split(datum.weights, '|')")
     chart = split_list(chart, "lines", "line", "query", [])
     chart = chart.transform_calculate(cells="split(datum.line, '')")
@@ -178,30 +184,34 @@ def _draw_choosable_heads(
 
 
 def _encode_weights(cells: pl.DataFrame) -> str:
-    """Return one head's weights as text: a line for each query, from 0, lines separated by "|", and
-    in it a character for each key, from 0. See `_LEVELS` and `_HOLE`.
+    """Return one head's weights as text: a line for each query, with a character for each key.
+
+    Lines are separated by "|"; queries and keys count from 0. A character of `_LEVELS` stands for
+    the square root of a weight, `_HOLE` for a weight that is missing or not finite.
     """
     highest = len(_LEVELS) - 1
     lines: dict[int, list[str]] = {}
     for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
         line = lines.setdefault(query, [])
-        line += _HOLE * (key - len(line))  # keys that are not there
+        line += _HOLE * (key - len(line))  # keys between the last one and this one
         if value is None or not math.isfinite(value):
             line.append(_HOLE)
         else:
-            line.append(_LEVELS[round(highest * min(max(value, 0), 1) ** 0.5)])
+            within_range = min(max(value, 0), 1)  # rounding may leave a weight outside
+            line.append(_LEVELS[round(highest * within_range**0.5)])
     return "|".join("".join(line) for line in lines.values())
 
 
 def split_list(
     chart: alt.Chart, list_field: str, entry_field: str, index_field: str, groupby: Sequence[str]
 ) -> alt.Chart:
-    """Split each row of a chart's data into one for every entry of the list in `list_field`.
+    """Split each row of a chart's data into one row for every entry of the list in `list_field`.
 
-    The entry goes to `entry_field` and its index, from 0 among rows that agree in the fields
-    `groupby`, to `index_field`.
+    The entry goes to the field `entry_field`, and its index to `index_field`. Indices count from 0
+    anew for every value of the fields `groupby`.
     """
     chart = chart.transform_flatten([list_field], as_=[entry_field])
+    # Vega's row numbers count from 1.
     number: Any = [{"op": "row_number", "as": "number"}]
     chart = chart.transform_window(number, groupby=list(groupby))
     return chart.transform_calculate(**{index_field: "datum.number - 1"})

@@ -29,6 +29,7 @@ EXCESS = 0.05
 token is up to this share."""
 TIMES = 2.0
 """The least multiple of even attention's share that a sink takes."""
+_DELIMITERS = "delimiters together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,13 @@ class LaterSink:
         return self.share - self.even
 
     def __str__(self) -> str:
+        is_or_are, receive = "is", "receives"
+        if self.name == _DELIMITERS:
+            is_or_are, receive = "are", "receive"
         return (
-            f"{self.name} is the most attended key of {self.share:.1%} of pairs ({self.even:.1%} "
-            f"under even attention) and takes {self.mass:.1%} of all attention"
+            f"{self.name} {is_or_are} the most attended key in {self.share:.1%} of pairs "
+            f"({self.even:.1%} if attention were even) and {receive} {self.mass:.1%} of all "
+            "attention"
         )
 
 
@@ -60,10 +65,10 @@ def later_sinks(
 ) -> tuple[LaterSink, ...]:
     """Return the sinks after the first token, sorted by share of attention, largest first.
 
-    A sink is a kind of key (a token id, a position, or all delimiters) whose share is by `EXCESS`
-    larger than under even attention, and whose share and mass are over `TIMES` that. Keys of a
-    token id that is a sink do not count for positions and delimiters, nor those of positions for
-    delimiters.
+    A sink is a kind of key: a token id, a position, or all delimiters (tokens without a letter or a
+    digit). Its share exceeds the share under even attention by more than `EXCESS`, and its share
+    and its mass are both more than `TIMES` the share under even attention. A key counts for one
+    sink only: first for its token id, then for its position, last for the delimiters.
 
     Args:
         sequences: token ids, all of one length.
@@ -75,7 +80,7 @@ def later_sinks(
     ids = torch.tensor([list(sequence) for sequence in sequences])
     share, mass = (torch.stack([*values]).double() for values in (shares, masses))
     even = exact.even_shares(ids.shape[1]).expand(ids.shape)
-    unexplained = torch.ones_like(ids, dtype=torch.bool)
+    unexplained = torch.ones_like(ids, dtype=torch.bool)  # keys of no sink found so far
     unexplained[:, 0] = False  # the first token is no later sink
     texts = {token: text_of(token) for token in ids.unique().tolist()}
     sinks: list[LaterSink] = []
@@ -85,7 +90,10 @@ def later_sinks(
         return (values * keys).sum(1).mean().item()
 
     def collect(kinds: Mapping[str, Bool[Tensor, "B L"]]) -> None:
-        """Append each kind of key that is a sink, and leave its keys out of later kinds."""
+        """Append each kind of key that is a sink to `sinks`, and leave its keys out of later kinds.
+
+        `kinds` maps a kind's name to the mask of its keys.
+        """
         for name, all_keys in kinds.items():
             keys = all_keys & unexplained
             sink = LaterSink(
@@ -102,5 +110,5 @@ def later_sinks(
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     collect({f"the token at position {n}": positions == n for n in range(1, ids.shape[1])})
     delimiters = [token for token, text in texts.items() if not any(map(str.isalnum, text))]
-    collect({"delimiters together": torch.isin(ids, torch.tensor(delimiters, dtype=ids.dtype))})
+    collect({_DELIMITERS: torch.isin(ids, torch.tensor(delimiters, dtype=ids.dtype))})
     return tuple(sorted(sinks, key=lambda sink: sink.share, reverse=True))

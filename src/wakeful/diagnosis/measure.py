@@ -67,8 +67,9 @@ def diagnose_model(
     Args:
         loaded: the model.
         sequences: token ids, all of one length, BOS included where the model reads it.
-        extra_probes: probes whose rows are added. A probe of a class that runs anyway is left out.
-        progress: called with the number of sequences done, and their number.
+        extra_probes: further probes, whose rows are added. A probe of a class that is used anyway
+            is left out.
+        progress: called with the number of sequences done and of all.
 
     Raises:
         WakefulError: the model's loss is not finite.

@@ -9,7 +9,7 @@ from pathlib import Path
 import altair as alt
 import polars as pl
 
-from wakeful.diagnosis.heads import attention, maps
+from wakeful.diagnosis.heads import draw_attention, head_maps
 from wakeful.diagnosis.measure import ModelDiagnosis
 from wakeful.diagnosis.verdict import diagnosis_summary, findings, layer_values, lazy_layers
 from wakeful.estimates import (
@@ -101,7 +101,8 @@ def _draw_curve(
 ) -> charts.Drawing:
     """Draw a metric over layers, a line for each model with its 95% confidence band.
 
-    `title` names the metric in tooltips, `axis` on the y axis.
+    `metric`, `variant` and `position` choose the rows. `title` names the metric in tooltips, `axis`
+    on the y axis.
     """
 
     def curve_at(model_diagnosis: ModelDiagnosis, at: str) -> pl.DataFrame:
@@ -137,10 +138,15 @@ def _draw_curve(
 
 
 def _band(metric: str, num_sequences: int) -> tuple[pl.Expr, pl.Expr]:
-    """Return the lower and the upper end of a metric's 95% interval, within its axis."""
+    """Return the lower and the upper end of a metric's 95% interval, cut to what its axis shows.
+
+    Both are expressions of the columns `value` and `standard_error`.
+    """
     value = pl.col("value")
-    half = pl.col("standard_error").fill_null(0) * interval_half_width(1.0, max(2, num_sequences))
-    low, high = value - half, value + half
+    # A single sequence has no error, hence a band of no width; max keeps the factor finite.
+    errors = interval_half_width(1.0, max(2, num_sequences))
+    half_width = pl.col("standard_error").fill_null(0) * errors
+    low, high = value - half_width, value + half_width
     if metric in _LOG:
         # A logarithmic axis has no place for 0: the band goes down one power of ten at most.
         low = low.clip(lower_bound=value / 10)
@@ -156,11 +162,13 @@ def _names(diagnoses: Sequence[ModelDiagnosis]) -> list[str]:
 
 
 def _concat_models(
-    diagnoses: Sequence[ModelDiagnosis], rows: Callable[[ModelDiagnosis], pl.DataFrame]
+    diagnoses: Sequence[ModelDiagnosis], rows_of: Callable[[ModelDiagnosis], pl.DataFrame]
 ) -> pl.DataFrame:
-    """Return what `rows` returns for each model as one frame, with the model's name in `model`."""
+    """Return the rows of all models in one frame, with the model's name in the column `model`;
+    `rows_of` returns a model's rows.
+    """
     return pl.concat(
-        [rows(diagnosis).with_columns(model=pl.lit(diagnosis.name)) for diagnosis in diagnoses]
+        [rows_of(diagnosis).with_columns(model=pl.lit(diagnosis.name)) for diagnosis in diagnoses]
     )
 
 
@@ -174,18 +182,20 @@ def diagnosis_headlines(
 ) -> list[str]:
     """Return one sentence for each group of models with the same findings.
 
-    A model in `worse`, whose cure cost loss, is not called healthy even if it has no problem.
+    `worse` names models whose cure raised the loss: they are not called healthy even if they have
+    no problem.
     """
-    names_of: dict[tuple[str, str, str], list[str]] = {}
+    # By verdict (verb of one model, verb of several, the rest of the sentence): the models' names.
+    names_by_verdict: dict[tuple[str, str, str], list[str]] = {}
     for diagnosis in diagnoses:
         problems = _describe_problems(diagnosis)
         if problems or diagnosis.name in worse:
             verdict = ("has", "have", problems or _NO_PROBLEMS)
         else:
             verdict = ("is", "are", f"healthy: {_NO_PROBLEMS}")
-        names_of.setdefault(verdict, []).append(diagnosis.name)
+        names_by_verdict.setdefault(verdict, []).append(diagnosis.name)
     sentences = list[str]()
-    for (singular, plural, text), names in names_of.items():
+    for (singular, plural, text), names in names_by_verdict.items():
         verb = plural if len(names) > 1 else singular
         sentences.append(f"{listed(names)} {verb} {text}.")
     return sentences
@@ -206,11 +216,12 @@ def _describe_problems(diagnosis: ModelDiagnosis) -> str:
 def next_steps(
     diagnoses: Sequence[ModelDiagnosis], sources: Sequence[str], reading: str = ""
 ) -> list[NextStep]:
-    """Return the commands to run next: a cure for each model with a problem, and one `wakeful
-    quantize` for all healthy ones.
+    """Return the commands to run next: a cure for each model that has one, and one `wakeful
+    quantize` for all healthy models that are not quantized yet.
 
     `sources` name the models in commands; `reading` are the options that read the diagnosed text.
     """
+    # None for a healthy model; a step without a command if no cure helps.
     cures = [
         _suggest_cure(diagnosis, source)
         for diagnosis, source in zip(diagnoses, sources, strict=True)
@@ -230,8 +241,8 @@ def next_steps(
 
 
 def _suggest_cure(diagnosis: ModelDiagnosis, source: str) -> NextStep | None:
-    """Return the step that the diagnosis advises, its command "" if no cure helps; None without
-    advice.
+    """Return the step that the diagnosis advises; None without advice. Its command is "" if no cure
+    helps.
     """
     advice = diagnosis.advice
     if advice is None:
@@ -248,10 +259,11 @@ def after_cure(
     *,
     helped: bool = True,
 ) -> list[NextStep]:
-    """Return the commands to run after a cure of the model `source` was saved to `folder`.
+    """Return the commands to run after the model `source` was cured and saved to `folder`.
 
-    `schemes` are the quantization schemes the model was cured for; `reading` the options by which
-    the cure read its text. Where the cure cost loss (not `helped`), a diagnosis finds another.
+    `schemes` are the quantization schemes that it was cured for; `reading` are the options by which
+    the cure read its text. If the cure did not help, since it raised the loss, a diagnosis that
+    looks for another is the only step.
     """
     if not helped:
         command = f"wakeful diagnose {shlex.quote(source)} {reading}".rstrip()
@@ -279,12 +291,13 @@ def diagnosis_report(
 ) -> Report:
     """Return the report of models' measurements on a text.
 
-    `done` lists the cures of the last of several models as (name, description); `sources` name the
-    models in suggested commands, which read the text by the options `reading`; `steps` replaces the
-    suggestions; `worse` are the models whose cure cost loss.
+    `done` lists the steps of the last model's cure as (name, description). `sources` name the
+    models in suggested commands; without a source for each, their names do. `reading` are the
+    options by which the commands read the same text. `steps` replaces the suggestions. `worse`
+    names models whose cure raised the loss.
     """
     names, many = _names(diagnoses), len(diagnoses) > 1
-    commanded = sources if len(sources) == len(diagnoses) else names
+    command_names = sources if len(sources) == len(diagnoses) else names
     longest = max(model.length for model in diagnoses)
     sections = [
         *([Section("What was done", [Facts(done)], brief=True)] if done else []),
@@ -306,20 +319,22 @@ def diagnosis_report(
         Section("Heads", [
             SideBySide([
                 chart for model in diagnoses
-                for chart in maps(model, longest, only_mass=len(names) > 2)
+                for chart in head_maps(model, longest, only_mass=len(names) > 2)
             ], wide=True),
         ]),
         glossary("ill", "well", "rank", "row_0", "first_key_share", "lazy", "value_drain",
                  "residual_peak", "kurtosis"),
         method_section([*(method or {}).items(), MEANS]),
     ]  # fmt: skip
-    steps = next_steps(diagnoses, commanded, reading) if steps is None else steps
+    steps = next_steps(diagnoses, command_names, reading) if steps is None else steps
     sentences = [*diagnosis_headlines(diagnoses, worse), *_advice_without_command(diagnoses)]
     return Report(title or f"Diagnosis of {', '.join(names)}", sentences, steps, sections)
 
 
 def _advice_without_command(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[str]:
-    """Yield the words of advice that has no command, since no cure that was tried helps."""
+    """Yield each model's advice that comes without a command, because no cure that was tried
+    helps.
+    """
     for diagnosis in diagnoses:
         if diagnosis.advice is not None and not diagnosis.advice.arguments:
             yield f"{diagnosis.advice.words}."
@@ -340,7 +355,9 @@ def _comparison_table(diagnoses: Sequence[ModelDiagnosis]) -> Table:
 
 
 def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
-    """Yield the beginning of the text and, for each model, a picture of its heads' attention."""
+    """Yield the beginning of the text and, side by side for all models, pictures of their heads'
+    attention. The text is quoted once if all models read the same, else beside each.
+    """
     many = len(diagnoses) > 1
     num_tokens = _READ_OF_MANY if many else _READ
     texts = ["".join(diagnosis.tokens[:num_tokens]) for diagnosis in diagnoses]
@@ -362,19 +379,21 @@ def _token_parts(diagnoses: Sequence[ModelDiagnosis]) -> Iterator[Part]:
             parts += [Text("The text it read begins:", "explained"), Text(f"{text}…", "quote")]
         # Without data the picture stays empty, and the page leaves it out.
         heading = f"Attention of a head of {diagnosis.name}"
-        parts.append(Chart(heading, partial(attention, diagnosis)))
+        parts.append(Chart(heading, partial(draw_attention, diagnosis)))
         groups.append(Group(parts))
     yield SideBySide(groups, wide=True)
 
 
 def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
-    """Return half the width of each figure's 95% confidence interval over sequences.
+    """Return half the width of each figure's 95% confidence interval over sequences; None or 0 if
+    the figure has no error.
 
     For a mean over layers it is an upper bound: the mean of the layers' errors, as if all layers
     moved together.
     """
 
     def mean_error(metric: str, **where: str) -> float | None:
+        """Return the mean over layers of a metric's standard errors."""
         rows = layer_values(diagnosis, metric, **where).with_columns(value=pl.col("standard_error"))
         return mean_over_layers(rows.drop_nulls("value"))
 
@@ -395,8 +414,11 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
 
 
 def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
-    """Return the cells of one figure, `key`: for each model (value, half of its confidence
-    interval), with the difference to the first model's value.
+    """Return the cells of the figure `key`, one for each model: its value, and in small the
+    difference to the first model's value.
+
+    `values` are pairs (value, half the width of its confidence interval); a model without a value
+    gets a dash.
     """
     base, base_half = values[0]
     cells: list[Cell] = []
@@ -409,6 +431,7 @@ def _comparison_cells(key: str, values: Sequence[tuple[float | None, float | Non
             text = f"{value:.4g}"
             difference_text = f"{difference:+.3g}".replace("-", "−")
         elif half:
+            # The difference is not paired: its interval is that of independent values.
             difference_half = math.hypot(half, base_half or 0.0)
             text = format_estimate(value, half)
             difference_text = round_to_error(difference, difference_half, "+")

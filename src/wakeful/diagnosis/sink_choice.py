@@ -54,15 +54,15 @@ def windows_of(tokens: Int[Tensor, "N"], context: int) -> Int[Tensor, "B L"]:
 def likely_sink_tokens(loaded: Model, model: nn.Module, windows: Int[Tensor, "B L"]) -> list[int]:
     """Return the tokens that a model may use as a sink, the likeliest first.
 
-    They are BOS, the first token that the tokenizer and the chat template put before a text, the
-    end of text, and the most attended and the most frequent tokens of the windows. `model` is the
-    module to watch: the loaded one, or a decoder made of it.
+    They are BOS, the first token that the tokenizer puts before a text, the first that the chat
+    template puts before a user's turn, the end of text, and the most attended and the most frequent
+    tokens of the windows. `model` is the module to watch: the loaded one, or a decoder made of it.
 
     Raises:
         WakefulError: a candidate has no embedding.
     """
     candidates = [] if loaded.bos is None else loaded.start_tokens("on")  # BOS alone
-    candidates += loaded.opening[:1]
+    candidates += loaded.opening[:1]  # what the tokenizer puts before a text
     try:
         turn = user_turn(loaded.wakeful_tokenizer)
     except WakefulError:  # the chat template has no user's turn
@@ -101,7 +101,8 @@ def choose_prefix(
 
     It is BOS, without measuring other tokens, if the model's loss with BOS stored is no higher than
     without and the text's first token is then no sink; otherwise the best of the likely sink
-    tokens. `known` are trials on these windows that need not be measured again.
+    tokens. `bos` says whether the model as it is reads BOS before a window. `known` are trials on
+    these windows that need not be measured again.
 
     Raises:
         WakefulError: the model has a stored prefix already.
@@ -129,8 +130,8 @@ def loss_change(before: Model, after: Model, text: Int[Tensor, "B L"], bos: Bos)
     """
     opening_before, opening_after = before.start_tokens(bos), after.start_tokens(bos)
     context = min(before.context, after.context)
-    room = context - max(len(opening_before), len(opening_after))
-    length = max(2, min(WINDOW, text.shape[1], room))
+    longest = context - max(len(opening_before), len(opening_after))
+    length = max(2, min(WINDOW, text.shape[1], longest))  # at least one token to predict
     windows = text[:, : text.shape[1] // length * length].reshape(-1, length)
     return LossChange.between(
         losses_after_opening(before.module, windows, opening_before),

@@ -88,7 +88,7 @@ def diagnose(
 
     Args:
         models: names, paths, what `wakeful.load` returned, or modules in memory.
-        tokenizer: of a module in memory.
+        tokenizer: replaces a model's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         options: `DiagnoseOptions`, whose fields are keyword arguments too.
 
@@ -109,7 +109,7 @@ def diagnose(
             model_data = choose_data(model, options, data)
             texts[model.name] = model_data.name or options.source
             diagnoses.append(_diagnose_model(model, model_data, options, run.show))
-            del model
+            del model  # frees its memory before the next one is loaded
         lengths = {diagnosis.name: f"{diagnosis.length} tokens" for diagnosis in diagnoses}
         method = {
             "Models": ", ".join(
@@ -139,7 +139,7 @@ def diagnose(
 def _diagnose_model(
     model: Model, data: EvaluationData, options: DiagnoseOptions, show: Display
 ) -> ModelDiagnosis:
-    """Diagnose one model on the text and add advice, unless options leave it out."""
+    """Diagnose one model on the text, and add advice unless the option `no_advice` is set."""
     length = options.length_for(model.context)
     sequences = data.sequences(
         model,
@@ -158,6 +158,7 @@ def _diagnose_model(
     if options.no_advice:
         return diagnosis
     num_bos = int(model.starts_with_bos(options.bos))
+    # `advise` puts start tokens before its windows itself.
     without_bos = [sequence[num_bos:] for sequence in sequences]
     advice = advise(model, diagnosis, without_bos, bos=options.bos, show=show)
     if advice is not None and advice.arguments and options.text_flags:

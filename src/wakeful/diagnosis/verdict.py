@@ -19,14 +19,15 @@ _NAMED = 3
 def layer_values(
     diagnosis: ModelDiagnosis, metric: str, *, variant: str = "paper", position: str = "all"
 ) -> pl.DataFrame:
-    """Return a metric's rows of whole layers, one for each, without those of heads."""
+    """Return a metric's rows of whole layers, one for each, sorted, without those of heads."""
     rows = diagnosis.rows.filter(metric=metric, variant=variant, position=position)
     return rows.filter(pl.col("head").is_null()).sort("layer")
 
 
 def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
-    """Return the fields of summary.json for a model: what it is, and its figures, each a mean over
-    layers unless its name says otherwise. A figure that is not finite is None.
+    """Return a model's fields of summary.json: its name and size, figures, later sinks and advice.
+
+    A figure is a mean over layers unless its name says otherwise; None if it is not finite.
     """
 
     def mean(metric: str, **where: str) -> float | None:
@@ -43,7 +44,7 @@ def diagnosis_summary(diagnosis: ModelDiagnosis) -> dict[str, Any]:
         "loss": diagnosis.loss,
         "loss_standard_error": finite_or_none(diagnosis.loss_error),
         "quantized": diagnosis.quantized,
-        # The first token's, each with row 0, which sees nothing else, and without it.
+        # Attention on the first token, with row 0 (its own query, which sees no other) and without.
         **{
             name: mean(name)
             for part in ("share", "mass")
@@ -80,7 +81,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     figures, layers = diagnosis_summary(diagnosis), diagnosis.num_layers
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     even = float(exact.even_shares(diagnosis.length)[0])
-    # Over the share that even attention gives.
+    # The strongest sink decides: how far its share exceeds that of even attention.
     largest_excess = max([(share or 0.0) - even, *(sink.excess for sink in diagnosis.later_sinks)])
     near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
     drain = layer_values(diagnosis, "value_drain", position="first")
@@ -91,7 +92,7 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
     first, rest = (math.inf if kurtosis is None else kurtosis for kurtosis in kurtoses)
     bounds = figures["ranks_that_are_bounds"]
     prefix_mass = figures["stored_prefix_mass"]
-    stored = "" if prefix_mass is None else f"; the stored prefix holds {prefix_mass:.1%}"
+    stored = "" if prefix_mass is None else f" The stored prefix receives {prefix_mass:.1%}."
     laziness = "No layer is lazy as a whole"
     if lazy:
         laziness = f"{len(lazy)} of {layers} layers are lazy ({', '.join(map(str, lazy))})"
@@ -99,9 +100,10 @@ def findings(diagnosis: ModelDiagnosis) -> list[Finding]:
         Finding(
             "Attention sinks",
             _level(largest_excess, 0.05, 0.3),
-            f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
-            f"takes {mass:.1%} of all attention, not counting its own{stored}."
-            + "".join(f" Later, {sink}." for sink in diagnosis.later_sinks[:_NAMED]),
+            f"The first token is the most attended key in {share:.1%} of (query, head) pairs and "
+            f"receives {mass:.1%} of all attention. Its own queries, which see no other token, are "
+            f"left out.{stored}"
+            + "".join(f" Among later tokens, {sink}." for sink in diagnosis.later_sinks[:_NAMED]),
             "GPT-2 medium 76% and 52%; a GPT-2 with softmax-1 2% and 4% (From Attention to "
             "Activation).",
         ),
@@ -143,8 +145,8 @@ def _level(value: float, good: float, bad: float) -> Level:
 
 
 def _largest_outlier_clause(diagnosis: ModelDiagnosis) -> str:
-    """Return a clause that names the channel with the largest sum of peaks over all layers, ""
-    without outlier channels.
+    """Return a clause that names the channel that stands out most: the one with the largest sum of
+    peaks over all layers. "" if no layer's outlier channels were measured.
     """
     rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
     if rows.is_empty():

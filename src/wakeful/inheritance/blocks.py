@@ -36,12 +36,13 @@ def inherit_blocks(
     normalizer: str = "",
     seed: int = 0,
 ) -> Decoder:
-    """Return a decoder of `len(layers)` blocks that starts from the reference's.
+    """Return a decoder of `len(layers)` blocks that starts with the weights of the reference's
+    blocks, and with its embedding, final norm and head.
 
     `route` and `normalizer` (empty: the reference's own) may be other variants; their parameters
-    start where they change nothing, if there is such a point: see `departures`. A model whose
-    logits are divided by the layer number gets its queries rescaled, so that a block computes the
-    same under its new number. `seed` is for parameters that are not inherited.
+    start where they change nothing, if there is such a point: see `departures`. A model that
+    divides attention logits by the layer number gets its queries rescaled, so that a block computes
+    the same under its new number. `seed` is for parameters that are not inherited.
 
     Raises:
         WakefulError: the reference lacks a layer, or a layer cannot get another number.
@@ -59,7 +60,9 @@ def random_like_heir(
     normalizer: str = "",
     seed: int = 0,
 ) -> Decoder:
-    """Return a randomly initialized decoder of the shape of an heir of these layers."""
+    """Return a randomly initialized decoder of the shape that an heir with the reference's layers
+    `sources` would have. `route` and `normalizer` are the heir's, empty for the reference's own.
+    """
     config = target_config(reference.config, sources, route=route, normalizer=normalizer)
     return initialize(Decoder(config).to(reference.head.weight.dtype), seed)
 
@@ -67,9 +70,8 @@ def random_like_heir(
 def target_config(
     reference: ModelConfig, sources: Sequence[int], *, route: str = "", normalizer: str = ""
 ) -> ModelConfig:
-    """Return the configuration of the reference's layers `sources`, route and normalizer changed.
-
-    Both are the reference's own where they are empty.
+    """Return the configuration of a decoder with the reference's layers `sources`, and another
+    route or normalizer; the reference's own where they are empty.
     """
     return dataclasses.replace(
         reference.with_layers(sources),
@@ -84,13 +86,14 @@ def departures(
     """Return the reasons, in words, why inherited blocks compute otherwise than in the reference
     before any training; [] if they compute the same.
 
-    `route` and `normalizer` are those switched on; many have a starting point that changes nothing.
-    The smaller number of blocks is not a reason.
+    `route` and `normalizer` are variants to switch on, "" for the reference's own; many start where
+    they change nothing. That the target has fewer blocks is not a reason.
     """
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     reasons: list[str] = []
     with without_matrices():
         target = Decoder(config)
+    # Where the norms of a layer stand, by its number and the number of layers.
     target_at, reference_at = target.placement.at, reference.placement.at
     pairs, total = [*enumerate(layers.sources)], reference.config.num_layers
     moved_norms = [
@@ -102,7 +105,8 @@ def departures(
             f"target's layers {format_layers(moved_norms)} stand elsewhere than they did"
         )
     if config.route != reference.config.route:
-        reasons.append(target.route.start_plain())  # "" if it can start where it changes nothing
+        # It returns a reason, "" if the route can start where it changes nothing.
+        reasons.append(target.route.start_plain())
         if reference.config.route != "own":
             reasons.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
@@ -113,7 +117,7 @@ def departures(
                     f"{kind} projections of the target's layers {format_layers(lost)} are lost"
                 )
     if config.normalizer != reference.config.normalizer:
-        reasons.append(_normalizers(target)[0].start_plain())
+        reasons.append(_normalizers(target)[0].start_plain())  # all layers have the same one
         if reference.config.normalizer != "softmax":
             reasons.append(f"the reference's own normalizer {reference.config.normalizer} is gone")
     return [text for text in reasons if text]
@@ -123,10 +127,11 @@ def departures(
 def _assemble(
     config: ModelConfig, reference: Decoder, sources: Sequence[int], seed: int
 ) -> Decoder:
-    """Return a decoder whose block t has the weights of the reference's block `sources[t]`; what
-    the reference lacks is random, by `seed`.
+    """Return a decoder whose block t has the weights of the reference's block `sources[t]`; weights
+    that the reference lacks are random, by `seed`.
     """
-    with without_matrices():  # on the meta device until they are copied, or filled at the end
+    # Matrices are on the meta device until they are copied, or filled at the end.
+    with without_matrices():
         target = Decoder(config).to(reference.head.weight.dtype)
     initialize(target, seed)
     for part in _ENDS:
@@ -141,9 +146,9 @@ def _assemble(
 def _copy_part(target: Decoder, name: str, reference_part: nn.Module) -> None:
     """Copy the weights of a reference's part into the target's part `name`.
 
-    The target's weights that are on the meta device get memory first, unless the reference's are
-    there too, as in a recipe's check. Weights that the reference still has in its files (`Paged`)
-    are shared, not copied.
+    A weight of the target that is on the meta device gets memory first, unless the reference's is
+    on the meta device too, as when a recipe is checked. A weight that the reference still has in
+    its file (`Paged`) is shared, not copied.
     """
     part, state = target.get_submodule(name), dict(reference_part.state_dict())
     for inner, parameter in list(part.named_parameters()):
@@ -158,10 +163,10 @@ def _copy_part(target: Decoder, name: str, reference_part: nn.Module) -> None:
 
 
 def _start_variants(target: Decoder, reference: Decoder, sources: Sequence[int]) -> None:
-    """Start route and depth mix where they change nothing, or, if the reference has the same ones,
-    as its layers `sources` have them; start normalizers where they change nothing.
+    """Start the target's route, depth mix and normalizers where they change nothing. Some have no
+    such point; `departures` says so.
 
-    Some have no such point; `departures` says so.
+    A route or depth mix that the reference has too starts as in the reference's layers `sources`.
     """
     target.route.start_plain()
     target.depth.start_plain()
@@ -178,7 +183,9 @@ def _normalizers(part: nn.Module) -> list[Normalizer]:
 
 
 def _copy_block(target: Decoder, layer: int, reference: Decoder, source: int) -> None:
-    """Copy block `source` of the reference to block `layer` of the target."""
+    """Copy block `source` of the reference to block `layer` of the target, with its attention
+    logits as they were and with what a norm keeps besides its weights.
+    """
     for name, part in target.blocks[layer].named_children():
         if isinstance(part, Attention):
             _copy_attention(target, layer, reference, source)
@@ -191,13 +198,16 @@ def _copy_block(target: Decoder, layer: int, reference: Decoder, source: int) ->
 
 
 def _copy_attention(target: Decoder, layer: int, reference: Decoder, source: int) -> None:
-    """Copy one layer's attention. A projection that the reference's layer borrows from another is
-    copied from that one, and so are the keys and values of a stored prefix.
+    """Copy the attention of the reference's layer `source` to the target's layer `layer`.
+
+    A projection that the reference's layer borrows from another layer is copied from that one, and
+    so are the keys and values of a stored prefix. Normalizers are copied if both models have the
+    same kind.
     """
     path = f"blocks.{layer}.attention"
     attention = target.get_submodule(path)
     for kind in _PROJECTIONS:
-        owner = getattr(reference.plan.sources[source], kind)
+        owner = getattr(reference.plan.sources[source], kind)  # the layer that has the projection
         owner_attention = reference.blocks[owner].get_submodule("attention")
         if target.plan.owns(kind, layer):
             _copy_part(target, f"{path}.{kind}", owner_attention.get_submodule(kind))
@@ -214,8 +224,10 @@ def _copy_attention(target: Decoder, layer: int, reference: Decoder, source: int
 
 
 def _keep_logits(target: Decoder, layer: int, source: int) -> None:
-    """Rescale a layer's queries, copied from layer `source` of the reference, so that its attention
-    logits stay the same although the model divides them by (layer number + 1), which has changed.
+    """Rescale the queries of a layer that was copied from layer `source` of the reference, so that
+    its attention logits stay the same.
+
+    Only a model that divides logits by (layer number + 1) needs that, if the number has changed.
 
     Raises:
         WakefulError: other layers use these queries too.

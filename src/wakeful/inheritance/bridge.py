@@ -54,14 +54,15 @@ _MIN_COSINE = 3**0.5 / 2
 
 
 def find_gaps(layers: LayerMap, total: int) -> list[Gap]:
-    """Return the gaps between those of the reference's `total` layers that a map keeps, in order of
-    depth.
+    """Return the gaps that a map leaves between the layers it keeps, in order of depth. The
+    reference has `total` layers.
 
-    Layers before the first kept layer are no gap, for no layer there could carry a bridge. A map
-    that reorders or repeats layers has no gaps.
+    Layers before the first kept layer are no gap, because no layer is there to carry a bridge. A
+    map that reorders or repeats layers has no gaps.
     """
     if not layers.ascends:
         return []
+    # `total` stands for the end: layers after the last kept one are a gap too.
     neighbors = itertools.pairwise((*layers.sources, total))
     return [
         Gap(after=layer, first=source + 1, last=next_source - 1)
@@ -71,7 +72,9 @@ def find_gaps(layers: LayerMap, total: int) -> list[Gap]:
 
 
 def check_bridge(decoder: Decoder) -> None:
-    """Raise `WakefulError` where no matrix can carry a bridge."""
+    """Raise `WakefulError` if the decoder's architecture has no matrix that can carry a bridge: the
+    output of each `down` projection must be added to the stream, at most scaled by a norm before.
+    """
     if str(decoder.depth) != "residual":
         raise WakefulError(
             f"model.depth = {decoder.depth}: a bridge is folded into a matrix whose output is "
@@ -105,7 +108,7 @@ def bridge(
     progress: OnProgress = ignore_progress,
 ) -> list[BridgeGap]:
     """Put a linear map in place of each run of dropped layers, fitted by ridge regression to the
-    reference; change the heir and return each map with its errors.
+    reference. The heir is changed in place; return for each map its place and its errors.
 
     Gaps are bridged in order of depth, each with the earlier bridges in place. Both models run over
     the whole text layer by layer, so that memory holds the activations of one layer of each. Normal
@@ -139,7 +142,7 @@ def bridge(
     num_layers = selected[-1].last + 1  # of the reference that are run
     progress(0, num_layers)
     for gap in selected:
-        # The heir to the input of the layer before the gap, the reference to the output behind it.
+        # The heir runs to the input of the layer before the gap, the reference through the gap.
         heir_stream.advance(gap.after)
         for layer in range(reference_stream.layer, gap.last + 1):
             reference_stream.advance(layer + 1)
@@ -151,13 +154,17 @@ def bridge(
 def solve_bridge(
     heir: TextStream, reference: TextStream, gap: Gap, options: BridgeConfig
 ) -> BridgeGap:
-    """Solve for one bridge, fold it into the down projection of the layer before the gap, and
-    return its errors.
+    """Solve for one bridge and fold it into the down projection of the layer before the gap, in
+    place; return its place and its errors.
 
     The heir's stream is at the input of that layer, the reference's at the output y of the last
     layer that is left out. The bridge is S = argmin Σ w ‖S f + r − y‖² + λ ‖S‖²: f are the MLP's
-    hidden channels h (map "down") or its output m ("output"), r is the rest of the stream. With a
-    norm behind the MLP and for the first token see this module's docstring.
+    hidden channels h (map "down") or its output m ("output"), r is the rest of the stream. A norm
+    behind the MLP is rescaled too. The module's docstring says how such a norm and the first token
+    are treated.
+
+    Both errors are Σ w ‖x − y‖² / Σ w ‖y‖², with x the stream in the heir: `plain` without the
+    bridge, `error` with it.
     """
     block = heir.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
@@ -166,7 +173,9 @@ def solve_bridge(
     on_output = options.map == "output"
     size = width if on_output else hidden  # features to solve for, besides the bias
     equations = Equations(size + (bias is not None), width, weight.device)
-    old = torch.cat([weight.T, *([] if bias is None else [widened(bias).unsqueeze(0)])])
+    old_map = weight.T  # from hidden channels, and a 1 for the bias, to the MLP's output
+    if bias is not None:
+        old_map = torch.cat([old_map, widened(bias).unsqueeze(0)])
     scale, shift = _affine(norm)
     target_square, plain_error, first_tokens = 0.0, 0.0, _Mean()
     for (mlp_hidden, added, block_output), state, firsts in zip(
@@ -179,8 +188,9 @@ def solve_bridge(
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
         if norm is not None:
-            mlp_output = f[..., :size] if on_output else f @ old.to(f)
+            mlp_output = f[..., :size] if on_output else f @ old_map.to(f)
             f = f / _divisor(norm, mlp_output)
+        # First tokens of sequences or documents enter by their mean, all others by the equations.
         first_tokens.add(*(part[firsts] for part in (f, out, y, rest)))
         f, out, y, rest = (part[~firsts] for part in (f, out, y, rest))
         weights = stream_weights(y)
@@ -188,11 +198,16 @@ def solve_bridge(
         plain_error += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
     solution = _solve_equations(equations, size, options.ridge, first_tokens, scale)
-    new = solution[:size].T
-    # A map on the output T follows W_down, and is multiplied into it.
-    replace_parameter(down, "weight", new @ weight.double() if on_output else new)
-    if bias is not None:
-        replace_parameter(down, "bias", solution[size] + (new @ bias.double() if on_output else 0))
+    new_weight = solution[:size].T
+    new_bias = None if bias is None else solution[size]
+    if on_output:  # the map T follows the projection, and is multiplied into weight and bias
+        output_map = new_weight
+        new_weight = output_map @ weight.double()
+        if bias is not None:
+            new_bias = solution[size] + output_map @ bias.double()
+    replace_parameter(down, "weight", new_weight)
+    if new_bias is not None:
+        replace_parameter(down, "bias", new_bias)
     error = equations.error(solution) if norm is None else _rescale_norm(norm, heir, reference)
     return BridgeGap(
         gap.after, gap.first, gap.last, plain=plain_error / target_square,
@@ -205,7 +220,7 @@ def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
     if norm is None:
         return 1.0, 0.0
     bias = dict(norm.named_parameters()).get("bias")
-    # `folded` has the scales that are multiplied with where they are not the weight itself.
+    # Some norms multiply by another number than their weight; `folded` then has it.
     scale = norm.folded().get("weight", norm.get_parameter("weight"))
     return widened(scale), 0.0 if bias is None else widened(bias)
 
@@ -217,13 +232,14 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
 
 
 def _rescale_norm(norm: Norm, heir: TextStream, reference: TextStream) -> float:
-    """Scale a norm's weight by least squares for the new matrix's outputs, one factor a channel or
-    one for all; return the error Σ w ‖x − y‖² that is left.
+    """Scale the weight of the norm behind the MLP, in place, to fit the outputs that the new matrix
+    gives; return the error Σ w ‖x − y‖² that is left.
 
     The factor is g = argmin Σ w (g n − z)², with n the norm's output and z = y − r, both without
-    its bias.
+    its bias: one for each channel, or one for all if the norm has a single scale.
     """
     _, shift = _affine(norm)
+    # Σ w n², Σ w n z and Σ w z² of each channel.
     nn_sum, nz_sum, zz_sum = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     for (_, added, block_output), state, firsts in zip(
         heir.activations(), reference.states(), heir.firsts, strict=True
@@ -268,11 +284,13 @@ class _Mean:
 def _solve_equations(
     equations: Equations, size: int, ridge: float, first: _Mean, scale: Tensor | float
 ) -> Tensor:
-    """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖², λ on the first `size` features.
+    """Return Sᵀ, where S minimizes Σ w ‖S f − z‖² + λ ‖S‖². λ, which `ridge` gives, acts on the
+    first `size` features; a bias follows them.
 
-    S f₁ = z₁ is a constraint if the mean first token (`first`) would otherwise change its
-    direction; z₁ is given in the module's docstring. `scale` is γ of the norm
-    behind the MLP, 1 without one.
+    If the mean first token would otherwise change its direction, S f₁ = z₁ is a constraint:
+    z₁ = (y₁ √(‖x₁‖ / ‖y₁‖) − r₁) / γ. `first` has the means over first tokens of the features f₁,
+    the layer's output x₁ without a bridge, the reference's y₁, and the rest of the stream r₁.
+    `scale` is γ of the norm behind the MLP, 1 without one.
     """
     factor = equations.factored(ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)

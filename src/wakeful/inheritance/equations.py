@@ -34,10 +34,10 @@ class Equations:
         return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
 
     def factored(self, ridge: float, size: int | None = None) -> Tensor:
-        """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of w f².
+        """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of the diagonal.
 
-        λ is added to, and the mean taken over, the first `size` entries of f; a bias follows them,
-        which has no penalty.
+        λ is added to the first `size` entries of the diagonal (None: all), and the mean is over
+        these entries too. A bias, which has no penalty, comes after them.
 
         Raises:
             WakefulError: the matrix is singular.
@@ -57,7 +57,9 @@ class Equations:
 
 @contextlib.contextmanager
 def whole_products() -> Iterator[None]:
-    """Multiply float32 matrices in float32, whatever shorter format a user allows elsewhere."""
+    """Within the context, multiply float32 matrices in float32, even if the user allows torch a
+    shorter format.
+    """
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -86,22 +86,23 @@ class Angles(Probe):
         """Keep the input and output of a block at each sequence's last token."""
         if event.before is None:  # the embedding, which has no input
             return
+        # `sequences` are the block's outputs.
         for states, sequences in ((self.inputs, event.inputs), (self.outputs, event.sequences)):
-            tokens = [sequence[-1].double() for sequence in sequences]
-            states.setdefault(event.layer, []).extend(tokens)
+            last_tokens = [sequence[-1].double() for sequence in sequences]
+            states.setdefault(event.layer, []).extend(last_tokens)
 
     def rows(self) -> Frame:
         """Return no rows: angles between layers are a matrix."""
         return pl.DataFrame(schema=SCHEMA)
 
     def matrix(self) -> Tensor:
-        """Return arccos(cos(x_l, x_k)) / π, mean over sequences, for all pairs of layer inputs and
-        the output, (N + 1, N + 1).
+        """Return the angles arccos(cos(x_l, x_k)) / π, (N + 1, N + 1), means over sequences, with
+        x_l the input of layer l of N, and x_N the last layer's output.
         """
         layers = sorted(self.inputs)
         layer_states = [*(self.inputs[layer] for layer in layers), self.outputs[layers[-1]]]
         states = torch.stack([torch.stack(states) for states in layer_states])
-        unit = F.normalize(states, dim=-1)
+        unit = F.normalize(states, dim=-1)  # (layers, sequences, width)
         cosines = torch.einsum("lsd,ksd->slk", unit, unit).clamp(-1, 1)
         return cosines.arccos().mean(0) / math.pi
 
@@ -109,8 +110,9 @@ class Angles(Probe):
 def diagnose_layers(
     decoder: Decoder, sequences: Sequence[Sequence[int]], progress: OnProgress = ignore_progress
 ) -> list[list[float]]:
-    """Return the matrix of angular distances between the inputs of layers l and k, (N + 1, N + 1),
-    means over sequences of one length. Column N is the distance to the last layer's output.
+    """Return the matrix (N + 1, N + 1) of angular distances between the inputs of layers l and k at
+    the last token, means over sequences of one length. Row and column N are of the last layer's
+    output.
     """
     progress(0, len(sequences))
     angles = Angles()
@@ -126,18 +128,19 @@ def diagnose_layers(
 def growth_order(angles: Sequence[Sequence[float]], num_layers: int) -> list[int]:
     """Return all layers in the order in which targets of growing depth take them, by angle.
 
-    A target of `num_layers` layers has the first `num_layers` of the list: all but the run of
-    neighbors over which the stream turns least (Gromov et al. 2024), the earlier of equal ones.
-    Growth adds the next: the run's first or last layer, whichever leaves the lower angle over the
-    rest. `angles` is the matrix of `diagnose_layers`.
+    A target of `num_layers` layers has the first `num_layers` of the list. They are all layers but
+    the run of neighbors over which the stream turns least (Gromov et al. 2024), the earliest of
+    equal runs. A growing target takes back the run's layers one by one: its first or its last,
+    whichever leaves the lower angle over the rest. `angles` is the matrix of `diagnose_layers`.
     """
     total = len(angles) - 1
     _check_depth(num_layers, total)
-    dropped = total - num_layers
-    # The first layer is kept and, unless it is all that may be kept, the last.
-    last_start = total - dropped - (num_layers > 1)
-    start = min(range(1, last_start + 1), key=lambda first: angles[first][first + dropped])
-    stop = start + dropped
+    num_dropped = total - num_layers
+    # The first layer is kept, and so is the last, unless only one layer may be kept.
+    kept_at_end = 1 if num_layers > 1 else 0
+    last_start = total - num_dropped - kept_at_end
+    start = min(range(1, last_start + 1), key=lambda first: angles[first][first + num_dropped])
+    stop = start + num_dropped  # the run is [start, stop)
     order = [*range(start), *range(stop, total)]
     while start < stop:
         if angles[start + 1][stop] <= angles[start][stop - 1]:
@@ -150,7 +153,9 @@ def growth_order(angles: Sequence[Sequence[float]], num_layers: int) -> list[int
 
 
 def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
-    """Return the map of the first `num_layers` layers of an order."""
+    """Return the map of the first `num_layers` layers of an order, sorted by depth. `rule` is the
+    rule that the order follows.
+    """
     if num_layers > len(order):
         raise WakefulError(f"layers = {num_layers} is more than the reference's {len(order)}")
     return LayerMap(tuple(sorted(order[:num_layers])), rule)

@@ -38,20 +38,21 @@ _IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_
 def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of `InheritOptions` from one that may use short names and a recipe's name.
 
-    The recipe's options and those that a short name implies are defaults: the table's own overrule
-    them.
+    The options of the recipe, and those that a short name implies, are defaults: options that the
+    table itself has overrule them.
 
     Raises:
         WakefulError: a short and a long name set one field.
     """
-    if isinstance(preset := RECIPES.get(str(table.get("recipe"))), Mapping):
-        defaults = dict(preset)
+    recipe_options = RECIPES.get(str(table.get("recipe")))
+    if recipe_options is not None:
+        defaults = dict(recipe_options)
         if "blocks" in table:  # layers that are named leave nothing to choose
             defaults.pop("choose", None)
         rest = {name: value for name, value in table.items() if name != "recipe"}
         return merge_tables(defaults, expand_table(rest)) | {"recipe": table["recipe"]}
     expanded = to_table({name: value for name, value in table.items() if name not in SHORT_NAMES})
-    implied: dict[str, Any] = {}
+    implied: dict[str, Any] = {}  # such as optimizer.final_lr, which lr implies
     for name, target in SHORT_NAMES.items():
         if name not in table:
             continue

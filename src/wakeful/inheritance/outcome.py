@@ -43,7 +43,7 @@ class PartLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A line of the comparison: an heir or a baseline."""
+    """A model of the comparison that was trained here: an heir or a baseline."""
 
     arm: str
     heir: bool
@@ -71,6 +71,11 @@ class Arm:
     curve: tuple[Point, ...]
     parts: tuple[PartLoss, ...] = ()
     """Of a text that is a mixture."""
+
+    @property
+    def name(self) -> str:
+        """The name, such as "heir-15" or "random"."""
+        return self.arm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +114,17 @@ class InheritanceSummary:
     """The text that everything was trained and measured on."""
 
     def __post_init__(self) -> None:
-        if self.final not in {arm.arm for arm in self.arms}:
+        if self.final not in {arm.name for arm in self.arms}:
             raise WakefulError(f"final = {self.final!r} names no arm")
 
     @property
     def heir(self) -> Arm:
         """The arm of the last heir."""
-        return next(arm for arm in self.arms if arm.arm == self.final)
+        return next(arm for arm in self.arms if arm.name == self.final)
 
 
 def group_by_arm(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]]]:
-    """Return each arm of the comparison with its stages in order, heirs first."""
+    """Return pairs (name, stages in order) of the models that are compared (arms), heirs first."""
     stages: dict[str, list[FinishedStage]] = {}
     for finished in (*outcome.rounds, *outcome.baselines):
         stages.setdefault(finished.stage.arm, []).append(finished)
@@ -127,9 +132,10 @@ def group_by_arm(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]
 
 
 def loss_curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
-    """Return all evaluations of an arm, with steps and tokens counted from the arm's beginning.
+    """Return all evaluations of a model that was trained in `stages`, with steps and tokens counted
+    from the first stage's beginning.
 
-    Where one stage ends and the next begins there are two points of one step, before and after.
+    The end of one stage and the beginning of the next are two points at the same step.
     """
     points: list[Point] = []
     tokens = 0  # of earlier stages
@@ -152,29 +158,30 @@ def loss_curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
 def compare_arms(
     outcome: FinishedStages, reference: pl.DataFrame, reference_loss: float
 ) -> tuple[Arm, ...]:
-    """Return the figures of each heir and baseline, with differences to the last heir and to the
-    reference.
+    """Return the figures of each heir and baseline, with its loss minus the last heir's and minus
+    the reference's.
 
-    `reference` has the reference's loss in every validation window; an arm at or under
+    `reference` has the reference's loss in every validation window. A model whose loss is at most
     `reference_loss` has reached parity.
     """
-    last = outcome.rounds[-1]
-    lines = []
-    for arm, stages in group_by_arm(outcome):
+    last_heir = outcome.rounds[-1]
+    arms = []
+    for name, stages in group_by_arm(outcome):
         final, points = stages[-1], loss_curve(stages)
         validation = final.summary.validation
+        is_heir = final in outcome.rounds
         all_stages = stages
-        if final in outcome.rounds:  # earlier rounds of growth had to be trained to get here
+        if is_heir:  # earlier rounds of growth had to be trained to get here
             all_stages = outcome.rounds[: outcome.rounds.index(final) + 1]
         windows = _read_windows(final)
-        to_heir, to_heir_error = 0.0, None
-        if final is not last:
-            to_heir, to_heir_error = _paired_difference(windows, _read_windows(last))
-        to_reference, to_reference_error = _paired_difference(windows, reference)
-        lines.append(
+        minus_heir, minus_heir_error = 0.0, None
+        if final is not last_heir:
+            minus_heir, minus_heir_error = _paired_difference(windows, _read_windows(last_heir))
+        minus_reference, minus_reference_error = _paired_difference(windows, reference)
+        arms.append(
             Arm(
-                arm=arm,
-                heir=final in outcome.rounds,
+                arm=name,
+                heir=is_heir,
                 summary=final.stage.summary,
                 runs=tuple(finished.stage.name for finished in stages),
                 depth=final.run.config.model.num_layers,
@@ -189,21 +196,23 @@ def compare_arms(
                 loss=validation.loss,
                 standard_error=validation.standard_error,
                 start_loss=points[0].loss,
-                minus_heir=to_heir,
-                minus_heir_error=to_heir_error,
-                minus_reference=to_reference,
-                minus_reference_error=to_reference_error,
+                minus_heir=minus_heir,
+                minus_heir_error=minus_heir_error,
+                minus_reference=minus_reference,
+                minus_reference_error=minus_reference_error,
                 parity=validation.loss <= reference_loss,
                 curve=points,
                 parts=losses_by_part(windows, reference),
             )
         )
-    return tuple(lines)
+    return tuple(arms)
 
 
 def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[float, float | None]:
-    """Return the mean loss minus the baseline's over the same validation windows, and its standard
-    error; None if that is not finite.
+    """Return a model's mean loss minus the baseline's over the same validation windows, and the
+    standard error of this difference; None if the error is not finite.
+
+    Both frames have a row for each window with its number and loss, `windows` also with its tokens.
     """
     baseline = baseline.select("window", baseline="loss")
     joined = windows.join(baseline, on="window", maintain_order="left")
@@ -212,22 +221,22 @@ def _paired_difference(windows: pl.DataFrame, baseline: pl.DataFrame) -> tuple[f
 
 
 def losses_by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
-    """Return the loss on each part of a mixture, from a model's and the reference's losses in every
-    validation window; () for a single text.
+    """Return a model's loss on each part of a mixture and its difference to the reference's, from
+    the losses of both in every validation window; () if the text is no mixture.
     """
     if "domain" not in reference.columns:
         return ()
-    lines = []
+    losses = []
     for (part,), part_windows in windows.group_by("domain", maintain_order=True):
         loss, error = weighted_mean(part_windows["loss"], part_windows["tokens"])
         minus, minus_error = _paired_difference(part_windows, reference)
-        lines.append(
+        losses.append(
             PartLoss(
                 part=str(part), loss=loss, standard_error=finite_or_none(error),
                 minus_reference=minus, minus_reference_error=minus_error, windows=len(part_windows),
             )
         )  # fmt: skip
-    return tuple(lines)
+    return tuple(losses)
 
 
 def _read_windows(finished: FinishedStage) -> pl.DataFrame:
@@ -235,10 +244,11 @@ def _read_windows(finished: FinishedStage) -> pl.DataFrame:
 
 
 def read_inheritance(path: str | Path) -> tuple[InheritanceSummary, Environment]:
-    """Return an inheritance's summary and its environment.
+    """Return the summary of the inheritance in the folder `path`, and its environment.
 
     Raises:
-        WakefulError: it is none, is not finished, or a field is missing or of another kind.
+        WakefulError: the folder has no inheritance, it is not finished, or a field is missing or
+            has a value of another type.
     """
     run = Run.open(path)
     run.check_kind("inherit", "is not an inheritance")

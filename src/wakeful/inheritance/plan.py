@@ -25,8 +25,8 @@ Angles = list[list[float]]
 
 
 def plan_layers(options: InheritOptions, total: int, angles: Angles | None) -> LayerMap:
-    """Return the layers of the first heir of a reference of `total` layers: those that the options
-    name, those that `angles` choose, or without angles the first ones.
+    """Return which of a reference's `total` layers the first heir gets: those that the options
+    name, or else those that `angles` choose, or without angles the first ones.
     """
     if options.blocks:
         return named_layers(options.blocks, of=total)
@@ -44,14 +44,14 @@ def depth_of(options: InheritOptions, total: int) -> int:
 def make_recipe(
     source: str, options: InheritOptions, total: int, data: Data, angles: Angles | None
 ) -> Recipe:
-    """Return the recipe that the options describe for a reference of `total` layers called
-    `source`. Without `angles` layers are taken from the first on.
+    """Return the recipe that the options describe for a reference of `total` layers, which is read
+    from `source` (a name or a path). Without `angles` layers are taken from the first on.
 
     Raises:
         WakefulError: the heir is to grow and has all layers of the reference already.
     """
     layers = plan_layers(options, total, angles)
-    order: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()  # in which a growing heir takes layers; named ones have none
     if not options.blocks:
         order = tuple(range(total) if angles is None else growth_order(angles, len(layers)))
     if options.grow and len(layers) == total:

@@ -30,8 +30,9 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
     training text.
 
     Raises:
-        WakefulError: no text is left to validate on, or the text was prepared with another
-            tokenizer or without a search for such overlaps.
+        WakefulError: no text is left to validate on; the tokenizer has more tokens than the
+            reference's embedding; or the text was prepared with another tokenizer, or without a
+            search for validation text that occurs in the training text.
     """
     source = options.data.source
     try:
@@ -52,7 +53,7 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
             f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
             f"and its embedding {size}"
         )
-    dropped = data.info.get("overlap")
+    dropped = data.info.get("overlap")  # what that search left out
     if not dropped:
         raise WakefulError(
             f"{source} was prepared with keep_overlap: what an heir remembers of its validation "
@@ -67,8 +68,9 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
 
 
 def _check_tokenizer(source: str, tokenizer: Tokenizer, reference: Model) -> None:
-    """Raise `WakefulError` unless a text was prepared with the reference's tokenizer, or one of the
-    same tokens and start of a text, with a chat template if the reference has one.
+    """Raise `WakefulError` unless a text was prepared with a tokenizer like the reference's: one
+    with the same tokens and the same token at the start of a text, and with a chat template if the
+    reference has one. `source` names the text in the message.
     """
     expected = reference.wakeful_tokenizer
     lost_template = expected.chat_template and not tokenizer.chat_template
@@ -88,9 +90,9 @@ def measure_angles(
     layers does not depend on them.
 
     Raises:
-        WakefulError: the text is shorter than a sequence.
+        WakefulError: the training text is shorter than a sequence.
     """
-    if options.blocks or options.choose == "first":
+    if options.blocks or options.choose == "first":  # named, or counted from the first
         return None
     length = min(LENGTH, reference.decoder().config.context)
     tokens = spread_windows(data, CHOOSING_SEQUENCES, length, options.data)
@@ -105,7 +107,10 @@ def measure_angles(
 
 
 def evaluate_model(config: Config, model: Model, data: Data, show: Display) -> pl.DataFrame:
-    """Return a model's loss in every validation window; its weights are on the CPU afterwards."""
+    """Return a model's loss in every validation window, a row for each.
+
+    The model is moved to the training device, and is on the CPU afterwards.
+    """
     train = config.train
     windows = data.windows(config)
     show.note(f"evaluating {model.name} on {windows.num_predicted:,} tokens")

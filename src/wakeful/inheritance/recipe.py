@@ -69,7 +69,7 @@ class Recipe:
                 f"layers chosen by {self.rule!r} have no order to grow in: use --choose angle or "
                 "first"
             )
-        # The last round but one must not have all layers already.
+        # The round before the last must leave a layer to add.
         if self.rounds > 1 and self.depth(self.rounds - 2) == num_layers:
             raise WakefulError(
                 f"an heir that starts at {len(self.layers)} layers and grows by {self.grow} has "
@@ -108,8 +108,8 @@ class Recipe:
         *,
         offset: int = 0,
     ) -> Config:
-        """Return the configuration of a run that trains a model for `steps` steps with the loss
-        `objective`, on the batches that follow the first `offset`.
+        """Return the configuration of a run `name` that trains a model of the decoder's shape for
+        `steps` steps with the loss `objective`, on the batches that follow the first `offset`.
         """
         return Config(
             name=name,

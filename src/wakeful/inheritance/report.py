@@ -31,8 +31,8 @@ from wakeful.runs.run import Environment
 def _loss_text(
     summary: InheritanceSummary, value: float, error: float | None, sign: str = ""
 ) -> str:
-    """Return a loss over the validation windows with its 95% interval, from its standard error;
-    `sign` "+" writes a plus before positive numbers.
+    """Return a loss over the validation windows as text, with its 95% interval, which follows from
+    its standard error; `sign` "+" writes a plus before positive numbers.
     """
     return format_interval(value, error, _num_windows(summary), sign)
 
@@ -43,11 +43,13 @@ def _num_windows(summary: InheritanceSummary) -> int:
 
 
 def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
-    """Return the outcome in sentences: the baselines, and what the heir saves."""
+    """Return the outcome in sentences: each baseline's loss minus the last heir's, and that heir's
+    size as a share of the reference's.
+    """
     heir, reference = summary.heir, summary.reference
     baselines = (
-        f"{arm.arm}: {_loss_text(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats against "
-        f"{summary.heir.arm}."
+        f"{arm.name}: {_loss_text(summary, arm.minus_heir, arm.minus_heir_error, '+')} nats "
+        f"against {heir.name}."
         for arm in summary.arms if not arm.heir
     )  # fmt: skip
     saved = (
@@ -60,7 +62,7 @@ def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
 
 def _reference_cost(reference: Reference) -> str:
     """Return sentences on what the reference's own training cost, which the heir builds on."""
-    if reference.tokens is None:
+    if reference.tokens is None:  # it was not trained by us
         return (
             f"What training {reference.name} cost is not known: its files do not say. An heir "
             "builds on that cost; a model trained from random does not."
@@ -84,7 +86,7 @@ def _choice_text(summary: InheritanceSummary) -> str:
 
 
 def _describe_objective_of_healing(summary: InheritanceSummary) -> str:
-    """Say in words what heirs and baselines are trained on while healing."""
+    """Return in words from what heirs and baselines learn after layers were left out."""
     heal = summary.recipe.heal
     if heal.by == "text":
         return "heirs learn from the text alone, by cross-entropy"
@@ -95,9 +97,11 @@ def _describe_objective_of_healing(summary: InheritanceSummary) -> str:
 
 
 def parity_sentence(summary: InheritanceSummary) -> str:
-    """Return a sentence on the heir's final loss, and how far it is from parity."""
+    """Return a sentence on the last heir's final loss, and how far it is from the reference's: at
+    or under that, parity is reached.
+    """
     heir, reference = summary.heir, summary.reference
-    rounds = sum(arm.heir for arm in summary.arms)
+    rounds = sum(arm.heir for arm in summary.arms)  # each trained one heir
     grown = ""
     if rounds > 1:  # each round began from the reference, so that their costs add up
         grown = (
@@ -105,7 +109,7 @@ def parity_sentence(summary: InheritanceSummary) -> str:
         )
     gap = _loss_text(summary, abs(heir.minus_reference), heir.minus_reference_error)
     result = (
-        f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
+        f"{heir.name}, {heir.depth} of {reference.layers} layers, ends at "
         f"{_loss_text(summary, heir.loss, heir.standard_error)} nats per token after "
         f"{heir.tokens:,} tokens{grown}; {reference.name} itself has "
         f"{_loss_text(summary, reference.loss, reference.standard_error)} on the same text"
@@ -116,13 +120,15 @@ def parity_sentence(summary: InheritanceSummary) -> str:
 
 
 def inheritance_report(path: str | Path) -> Report:
-    """Return the report of an inheritance's folder: how near its heirs, which were made of layers
-    of a reference model and trained, come to that model, and what they save.
+    """Return the report of an inheritance's folder.
+
+    It says how near the heirs, which have some of a reference model's layers and were trained, come
+    to that model, and what they save.
     """
     summary, environment = read_inheritance(path)
     reference, heir, recipe = summary.reference, summary.heir, summary.recipe
     choice = _choice_text(summary)
-    if heir.layers != recipe.layers:
+    if heir.layers != recipe.layers:  # it has grown since the first heir
         choice += f" The last heir has the layers {format_layers(heir.layers)}."
     baseline_hint = ""
     if "reference" not in recipe.baselines:
@@ -149,7 +155,7 @@ def inheritance_report(path: str | Path) -> Report:
             _final_table(summary),
             terms([("validation loss", "validation_loss"), ("parity", "parity")]),
             Facts([
-                (arm.arm, arm.summary + (f"; runs {', '.join(arm.runs)}" if arm.runs[1:] else ""))
+                (arm.name, arm.summary + (f"; runs {', '.join(arm.runs)}" if arm.runs[1:] else ""))
                 for arm in summary.arms
             ]),
         ]),
@@ -160,8 +166,8 @@ def inheritance_report(path: str | Path) -> Report:
         ]),
         method_section(_method_entries(summary, environment)),
     ]  # fmt: skip
-    look = shlex.quote(str(Path(path) / heir.runs[-1]))
-    steps = [NextStep(f"look inside {heir.arm}", f"wakeful diagnose {look}")]
+    heir_folder = shlex.quote(str(Path(path) / heir.runs[-1]))
+    steps = [NextStep(f"look inside {heir.name}", f"wakeful diagnose {heir_folder}")]
     return Report(f"Inherited from {reference.name}", [parity_sentence(summary)], steps, sections)
 
 
@@ -177,14 +183,14 @@ def _final_table(summary: InheritanceSummary) -> Table:
          "not trained here", "–"],
     ]  # fmt: skip
     for arm in summary.arms:
-        start = arm.curve[0].standard_error if arm.curve else None
+        start_error = arm.curve[0].standard_error if arm.curve else None
         minus_heir = "–"
-        if arm.arm != heir.arm:
+        if arm.name != heir.name:
             minus_heir = _loss_text(summary, arm.minus_heir, arm.minus_heir_error, "+")
         rows.append([
-            Cell(arm.arm, "parity" if arm.parity else ""),
+            Cell(arm.name, "parity" if arm.parity else ""),
             str(arm.depth),
-            _loss_text(summary, arm.start_loss, start),
+            _loss_text(summary, arm.start_loss, start_error),
             _loss_text(summary, arm.loss, arm.standard_error),
             _loss_text(summary, arm.minus_reference, arm.minus_reference_error, "+"),
             minus_heir,
@@ -193,7 +199,7 @@ def _final_table(summary: InheritanceSummary) -> Table:
             f"{arm.seconds:.0f}",
         ])  # fmt: skip
     columns = ["model", "layers", "at step 0", "validation loss", "minus reference",
-               f"minus {heir.arm}", "parameters", "tokens", "seconds"]  # fmt: skip
+               f"minus {heir.name}", "parameters", "tokens", "seconds"]  # fmt: skip
     return Table(columns, rows, "Final figures of each model", marks=_marks(summary))
 
 
@@ -205,22 +211,21 @@ def _marks(summary: InheritanceSummary) -> list[tuple[str, str]]:
 def _part_section(summary: InheritanceSummary) -> Iterator[Section]:
     """Yield the section on losses on each part of the text, if that is a mixture."""
     reference = summary.reference
-    if not reference.parts:
+    if not reference.parts:  # the text is no mixture
         return
     reference_losses = [
         format_interval(part.loss, part.standard_error, part.windows) for part in reference.parts
     ]
-    rows = [[reference.name, *reference_losses], *(
-        [arm.arm, *(
-            Cell(
-                format_interval(part.loss, part.standard_error, part.windows),
-                under=[format_interval(
-                    part.minus_reference, part.minus_reference_error, part.windows, "+"
-                )],
+    rows: list[list[Cell | str]] = [[reference.name, *reference_losses]]
+    for arm in summary.arms:
+        row: list[Cell | str] = [arm.name]
+        for part in arm.parts:
+            loss = format_interval(part.loss, part.standard_error, part.windows)
+            difference = format_interval(
+                part.minus_reference, part.minus_reference_error, part.windows, "+"
             )
-            for part in arm.parts
-        )] for arm in summary.arms
-    )]  # fmt: skip
+            row.append(Cell(loss, under=[difference]))
+        rows.append(row)
     yield Section("Loss by part", [
         Table(["model", *(part.part for part in reference.parts)], rows,
               "Validation loss on each part of the mixture", marks=_marks(summary)),
@@ -240,21 +245,21 @@ def _method_entries(summary: InheritanceSummary, environment: Environment) -> li
             f"; {data.overlap.documents} held-out documents ({data.overlap.tokens:,} tokens) "
             "partly occur in the training text and were left out"
         )
+    bos = "before every window" if recipe.data.bos else "none before a window"
     warmup = f"{recipe.warmup_steps(train.steps)} steps"
+    converted = [("Reference", f"read as our decoder: {reference.agreement}")]
     return [
         ("Text", f"{data.text}; {data.train_tokens:,} training tokens, all with the reference's "
                  "tokenizer"),
         ("Validation", f"{data.validation_tokens:,} tokens, fixed, each predicted once in windows "
                        f"of {train.length}; the reference on the same by the same code{dropped}"),
-        ("BOS", f"{'before every window' if recipe.data.bos else 'none before a window'}, for heir "
-                "and reference; each document ends with the end-of-text token"),
+        ("BOS", f"{bos}, for heir and reference; each document ends with the end-of-text token"),
         ("Training", f"{train.steps} steps a round of {train.batch_size} sequences of "
                      f"{train.length} tokens, the same for all; {optimizer.name}, learning rate "
                      f"{optimizer.lr:g} after {warmup}, cosine to {optimizer.final_lr:g}; weight "
                      f"decay {optimizer.weight_decay:g}; {train.dtype}; seed {train.seed}"),
         ("Healing", _describe_objective_of_healing(summary)),
-        *([("Reference", f"read as our decoder: {reference.agreement}")]
-          if reference.agreement else []),
+        *(converted if reference.agreement else []),
         ("Inherited", "all of each block, with embedding, positions, final norm and head; "
                       f"route {recipe.route or 'the reference’s'}, normalizer "
                       f"{recipe.normalizer or 'the reference’s'}"),
@@ -266,10 +271,12 @@ def _method_entries(summary: InheritanceSummary, environment: Environment) -> li
 
 
 def loss_curves(summary: InheritanceSummary) -> Drawing:
-    """Draw validation losses over steps, the reference's as a line across (fig. 5)."""
-    names, reference = [arm.arm for arm in summary.arms], summary.reference
+    """Draw each model's validation loss over steps, and the reference's as a broken line across
+    (When Attention Collapses, fig. 5).
+    """
+    names, reference = [arm.name for arm in summary.arms], summary.reference
     frame = pl.DataFrame([
-        {"arm": arm.arm, "run": point.run, "step": point.step, "value": point.loss}
+        {"arm": arm.name, "run": point.run, "step": point.step, "value": point.loss}
         for arm in summary.arms
         for point in arm.curve
     ])  # fmt: skip

@@ -36,16 +36,18 @@ BASELINES: Mapping[BaselineName, str] = {
 
 
 def check_stages(recipe: Recipe, reference: Decoder, world: World = ALONE) -> Config:
-    """Check every stage of a recipe on the meta device, where weights take no memory.
+    """Check every stage of a recipe on the meta device, where weights take no memory; return the
+    configuration of a run that would train the whole reference.
 
-    Return the configuration of a run that would train the whole reference.
+    `world` are the processes that would train.
 
     Raises:
-        WakefulError: training a stage in these processes would raise it.
+        WakefulError: a stage cannot be trained in these processes, or a bridge cannot be built.
     """
     steps = recipe.train.steps
     with torch.device("meta"):
         meta_reference = Decoder(reference.config)
+        # The last heir is the largest: if it can be trained, all can.
         largest_layers = recipe.layer_map(recipe.rounds - 1)
         heir = _make_heir(recipe, meta_reference, largest_layers)
     # The first heir drops most layers: if it has no gaps, none has.
@@ -67,7 +69,7 @@ def _make_heir(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Decoder:
 
 
 def _whole_reference(recipe: Recipe, reference: Decoder) -> Decoder:
-    """Return the whole reference, with the heir's route and normalizer."""
+    """Return a copy of the whole reference, with the heir's route and normalizer."""
     total = reference.config.num_layers
     return inherit_blocks(
         reference, first(total, of=total), route=recipe.route, normalizer=recipe.normalizer,
@@ -105,8 +107,8 @@ class StageRunner:
         return self._heir_stage(0)
 
     def _rounds(self) -> Iterator[FinishedStage]:
-        """Train and yield one heir after the other, until one reaches parity if the recipe says so,
-        or through all rounds.
+        """Train one heir after the other and yield each: through all rounds or, if the recipe says
+        so, until one reaches parity, a loss no higher than the reference's.
         """
         for number in range(self.recipe.rounds):
             finished = self.run_stage(self._heir_stage(number))
@@ -130,8 +132,8 @@ class StageRunner:
         )
 
     def _baseline_stage(self, name: BaselineName, last: TrainingStage) -> TrainingStage:
-        """Return the stage of a baseline beside the last heir, with as many steps: random weights
-        in the heir's shape, or the whole reference.
+        """Return the stage of a baseline, which trains for as many steps as the last heir's stage.
+        The baseline starts with random weights in that heir's shape, or as the whole reference.
         """
         recipe = self.recipe
         start = partial(_whole_reference, recipe, self.reference)
@@ -146,16 +148,20 @@ class StageRunner:
         )  # fmt: skip
 
     def run_stage(self, stage: TrainingStage) -> FinishedStage:
-        """Return a stage's finished run: read it, continue it, or train it from the start."""
+        """Return a stage's finished run: read it, continue it, or train it from the start.
+
+        The run is in a folder with the stage's name. A new one's run.json records where its weights
+        come from, with the errors of bridges.
+        """
         recipe, folder, display = self.recipe, self.out / stage.name, self.display
         refuse_link(folder)
         with join_processes() as world:
             world.meet()  # no process looks while another begins the run
             # All processes go by what the first one sees.
-            exists, done = world.gather([run_at(folder) is not None, is_done(folder)])[0]
+            exists, is_finished = world.gather([run_at(folder) is not None, is_done(folder)])[0]
         if exists:
             run = Run.open(folder)
-            if not done:
+            if not is_finished:
                 with display(stage.name) as show:
                     run = train_run(run.config, folder, resume=True, show=show)
             return FinishedStage(stage, run)
@@ -182,8 +188,8 @@ class StageRunner:
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
-        """Add the command that continues the inheritance to the error of a run that a signal or a
-        lost process ended.
+        """Within the context, add to an error the command that continues the inheritance, if a
+        signal or the loss of a process ended a run. Other errors pass unchanged.
         """
         next_step = f"continue with: {resume_command('inherit', self.out)}"
         try:

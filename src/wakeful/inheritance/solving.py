@@ -20,10 +20,10 @@ from wakeful.training import autocast
 
 def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
     """Return at most `rows` sequences of `length` tokens, evenly spread over the training text, or
-    over its first `config.max_tokens`.
+    over its first `config.max_tokens` tokens.
 
-    A mixture's parts each have as many as their share. With `config.bos` BOS replaces the first
-    token of each, as in training's windows.
+    Each part of a mixture has as many sequences as its share. With `config.bos`, BOS replaces the
+    first token of each sequence, as in training.
     """
     allowed = min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
     starts = data.train.spread_starts(rows, length, allowed)
@@ -37,8 +37,10 @@ def spread_windows(data: Data, rows: int, length: int, config: DataConfig) -> In
 def bridge_on_text(
     recipe: Recipe, reference: Decoder, layers: LayerMap, heir: Decoder, progress: OnProgress
 ) -> list[BridgeGap]:
-    """Bridge an heir's gaps on windows of the training text, in place; return the bridges, [] if
-    the recipe has none. Both models are on the CPU afterwards.
+    """Bridge an heir's gaps, in place, by maps that are solved on windows of the training text;
+    return the bridges, [] if the recipe has none.
+
+    Both models are moved to the training device, and are on the CPU afterwards.
     """
     if recipe.bridge.map == "none":
         return []
@@ -47,11 +49,11 @@ def bridge_on_text(
     device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
-    numbers = None
-    if not recipe.data.cross_documents:
-        numbers = number_documents(tokens, data.train.end_of_text)
+    document_numbers = None
+    if not recipe.data.cross_documents:  # tokens attend within their document alone
+        document_numbers = number_documents(tokens, data.train.end_of_text)
     solved = bridge(
-        heir, reference, layers, tokens, recipe.bridge, documents=numbers,
+        heir, reference, layers, tokens, recipe.bridge, documents=document_numbers,
         autocast=autocast(recipe.train, device), progress=progress,
     )  # fmt: skip
     reference.to("cpu")

@@ -27,27 +27,28 @@ class TextStream:
         documents: Int[Tensor, "B L"] | None = None,
         autocast: AbstractContextManager[object] = NO_AUTOCAST,
     ) -> None:
-        """Embed the text, in parts of a few sequences that fit memory.
+        """Embed the text, in parts of a few sequences that fit memory; no layer runs yet.
 
-        `documents` numbers each token's document if tokens attend within their document alone.
+        `documents` has each token's document number if tokens attend within their document alone.
+        `autocast` is a context that the layers run in.
         """
         self.autocast = autocast
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layer = 0
         """The next layer that the text goes through."""
-        rows = max(1, _TOKENS_PER_BATCH // tokens.shape[1])
+        part_size = max(1, _TOKENS_PER_BATCH // tokens.shape[1])  # in sequences
         device = decoder.embed.weight.device
-        parts = tokens.to(device).split(rows)
+        parts = tokens.to(device).split(part_size)
         numbers = (torch.zeros_like(tokens) if documents is None else documents).to(device)
-        documents_of_parts = [None] * len(parts) if documents is None else numbers.split(rows)
+        documents_of_parts = [None] * len(parts) if documents is None else numbers.split(part_size)
         self.parts = [
             decoder.before_blocks(decoder.embed(part), tokens=part, documents=part_documents)
             for part, part_documents in zip(parts, documents_of_parts, strict=True)
         ]
         """For each part the stream (B, L, D), and what blocks get besides: masks, rotations, and
         the memory of what earlier layers left for later ones."""
-        self.firsts = begins_of(numbers).split(rows)
-        """For each part a mask (B, L) of the tokens that begin a row or document."""
+        self.firsts = begins_of(numbers).split(part_size)
+        """For each part a mask (B, L) of the tokens that begin a sequence or document."""
 
     def advance(self, layer: int) -> None:
         """Run the text through the layers before `layer`, up to that layer's input."""
@@ -64,14 +65,14 @@ class TextStream:
         return (x for x, _ in self.parts)
 
     def activations(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the next layer's activations, part by part, without advancing.
+        """Yield the next layer's activations, part by part, without advancing the stream.
 
-        A part is the input of the MLP's down projection (B, L, H), the MLP's addition to the stream
-        (B, L, D) and the layer's output (B, L, D).
+        Each part gives the input of the MLP's down projection (B, L, H), what the MLP adds to the
+        stream (B, L, D) and the layer's output (B, L, D).
         """
         block = self.blocks[self.layer]
         down = block.mlp.down
-        mlp_end = behind_mlp(block) or down
+        mlp_end = behind_mlp(block) or down  # what it puts out is added to the stream
         inputs: list[Tensor] = []
         additions: list[Tensor] = []
         see_down = hooked({"": down}, after=lambda _, args, output: inputs.append(args[0]))

@@ -80,10 +80,10 @@ def inherit(
     Args:
         reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
             exported into the folder so that the work can be resumed.
-        tokenizer: in place of the reference's own, or a module's; a path of one, too.
+        tokenizer: replaces the reference's own; required for a module; may be a path.
         display: shows progress; None is a bar where there is a terminal.
         options: `InheritOptions`, whose fields and short names are keyword arguments too.
-        kwargs: those fields; `resume` names a folder to go on with, beside which `figures` may be.
+        kwargs: those fields; with `resume`, which names a folder to go on with, only `figures`.
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. With `heal={"by": "none"}` nothing is trained,
@@ -143,13 +143,12 @@ class _Job:
     def carry_out(
         self, display: DisplayFactory, world: World, figures: Sequence[FigureFormat]
     ) -> None:
-        """Train the heirs and the baselines, then write summary.json, the page and its charts in
-        these formats.
+        """Train the heirs and the baselines, or read those that are trained already. Then the first
+        process writes summary.json, report.html and, in the formats `figures`, its charts.
         """
         reference_loss, _ = mean_loss(self.windows)
         run = self.run if world.first else SharedRun.open(self.run.path)
         with run.lock(), run.under_way():
-            # Models that have been trained are read from the folder, not trained again.
             runner = StageRunner(
                 self.recipe, self.reference.decoder(), reference_loss, run.path, display
             )
@@ -162,6 +161,9 @@ class _Job:
             world.meet()  # for the others the run ends when its page is written
 
     def _summary(self, stages: FinishedStages) -> outcome.InheritanceSummary:
+        """Return the fields of summary.json: the reference, every model trained in `stages`, and
+        what the last heir was made of.
+        """
         recipe, plan = self.recipe, self.plan
         reference = self.reference.decoder()
         loss, error = mean_loss(self.windows)
@@ -219,7 +221,9 @@ class _Request:
     world: World
 
     def write_untrained(self) -> Inheritance:
-        """Choose layers, bridge the gaps, and write the heir to `out` without training it."""
+        """Choose layers, bridge the gaps, and write the heir to `out` without training it; return
+        the heir with its folder.
+        """
         refuse_existing(self.out)
         with self.display("inherit") as show:
             prepared = self._prepare(show)
@@ -236,6 +240,8 @@ class _Request:
     def begin(self) -> _Job:
         """Read the reference and the text, plan the recipe, evaluate the reference, and create the
         inheritance's folder; return what training starts from.
+
+        A reference that no path has is exported into the folder.
         """
         run = Run(self.out)
         run.refuse_existing("inherit")
@@ -257,7 +263,7 @@ class _Request:
             new.write_json("plan.json", plan)
             new.write_frame("reference.parquet", windows)
             reference.wakeful_tokenizer.save(new.path)
-            if reference.path is None:  # no path has this model: resuming reads it from here
+            if reference.path is None:  # resuming reads it from here
                 export_decoder(
                     reference.decoder(), new.path / outcome.REFERENCE,
                     tokenizer=reference.wakeful_tokenizer,
@@ -266,18 +272,19 @@ class _Request:
         return _Job(run, recipe, plan, reference, data, windows)
 
     def _prepare(self, show: Display) -> _Prepared:
-        """Read the reference and the text, and choose the layers.
+        """Read the reference and the text, choose the layers, and return all of it.
 
-        What can be checked is checked early, because reading and measuring take time: the number of
-        layers before the text is read, a recipe without angles before they are measured, and last
-        the final recipe.
+        Reading and measuring take time, so what can be checked is checked before: the number of
+        layers before the text is read, and a recipe without angles before angles are measured. Last
+        comes the final recipe.
         """
         reference, source = _load_reference(self.source, self.tokenizer, self.out, show)
         options = _fill_from_reference(self.options, reference)
         total = reference.decoder().config.num_layers
         planning.plan_layers(options, total, None)  # raises if the layers do not fit the reference
         data = prepare_text(options, reference, show)
-        self._check(planning.make_recipe(source, options, total, data, None), reference)
+        recipe_without_angles = planning.make_recipe(source, options, total, data, None)
+        self._check(recipe_without_angles, reference)
         angles = measure_angles(options, reference, data, show)
         recipe = planning.make_recipe(source, options, total, data, angles)
         config = self._check(recipe, reference)
@@ -303,10 +310,11 @@ def _check_names(options: InheritOptions) -> None:
 def _load_reference(
     source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
 ) -> tuple[Model, str]:
-    """Return the reference as a decoder, and the name or path from which a resumed run reads it.
+    """Return (reference as a decoder, the name or path from which a resumed run reads it).
 
-    That is the source, if it is a path or a name, otherwise a folder in `out`, to which the caller
-    exports the model; its own `path` is None then.
+    If `source` is a name or a path and no `tokenizer` replaces its own, it is read again from
+    there. Otherwise it is read from a folder in `out`, to which the caller must export the model;
+    the returned model's `path` is then None.
     """
     show.note(f"loading {source_name(source)}")
     if isinstance(source, str | Path) and tokenizer is None:
@@ -324,12 +332,13 @@ def _load_reference(
 
 
 def _fill_from_reference(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with what is unset filled in: the length, within the reference's context,
-    and BOS as its tokenizer has it.
+    """Return the options with two fields filled in from the reference: an unset length, which its
+    context limits, and whether windows begin with BOS.
     """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
-    # data.bos can turn BOS on; the option bos ("auto", "on" or "off") decides otherwise.
+    # data.bos can only turn BOS on. Without it the option bos decides: "on", "off", or "auto", as
+    # the reference's tokenizer has it.
     bos = options.data.bos or reference.starts_with_bos(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
     return dataclasses.replace(options, train=train, data=data)
@@ -363,8 +372,10 @@ def _reopen(out: Path, display: DisplayFactory, world: World) -> _Job:
 
 
 def training_cost(source: str) -> tuple[int | None, float | None]:
-    """Return the tokens that a run was trained on and its seconds; None of other models."""
-    if not (Path(source) / "run.json").is_file():
+    """Return (tokens that a model was trained on, seconds) if it is a run of ours; (None, None) for
+    other models.
+    """
+    if not (Path(source) / "run.json").is_file():  # only our runs have this file
         return None, None
     steps = logged_rows(Run.open(source), StepRow)
     return (steps[-1].tokens, steps[-1].seconds) if steps else (None, None)

@@ -74,7 +74,9 @@ class UntrainedHeir:
 
     @property
     def frame(self) -> pl.DataFrame:
-        """The heir's loss as an evaluation at step 0."""
+        """One row: the heir's loss as an evaluation at step 0, with the columns of a trained
+        inheritance's frame.
+        """
         loss, error = self.losses[HEIR]
         row = {"arm": HEIR, "run": "", "step": 0, "tokens": 0, "loss": loss,
                "standard_error": finite_or_none(error)}  # fmt: skip
@@ -82,17 +84,19 @@ class UntrainedHeir:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """inherit.json: layers, bridges, losses and their difference."""
+        """Fields of inherit.json: layers, bridges, numbers of parameters, losses and their
+        difference. Losses and difference are pairs (value, standard error).
+        """
 
-        def pair(estimate: Estimate) -> list[float | None]:
-            return [estimate[0], finite_or_none(estimate[1])]
+        def to_pair(estimate: Estimate) -> list[float | None]:
+            return [estimate[0], finite_or_none(estimate[1])]  # JSON has no NaN
 
         return {
             "reference": self.source, "rule": self.rule, "layers": [*self.layers],
             "bridges": [to_table(bridge) for bridge in self.bridges],
             "parameters": self._num_parameters,
-            "losses": {name: pair(loss) for name, loss in self.losses.items()},
-            "cost": pair(self.cost),
+            "losses": {name: to_pair(loss) for name, loss in self.losses.items()},
+            "cost": to_pair(self.cost),
         }  # fmt: skip
 
     @property
@@ -101,6 +105,7 @@ class UntrainedHeir:
 
     @property
     def _num_parameters(self) -> dict[str, int]:
+        """Number of parameters of the reference and of the heir."""
         models = ((REFERENCE, self.reference), (HEIR, self.model))
         return {
             name: sum(parameter.numel() for parameter in model.module.parameters())
@@ -114,15 +119,15 @@ class UntrainedHeir:
     @property
     def report(self) -> Report:
         """Report of the loss that the dropped layers cost."""
-        total, count = len(self.reference.blocks), len(self.windows)
-        cost = format_interval(*self.cost, count, "+")
+        total, num_windows = len(self.reference.blocks), len(self.windows)
+        cost = format_interval(*self.cost, num_windows, "+")
         headline = (
             f"{len(self.layers)} of {self.reference.name}'s {total} layers cost {cost} nats per "
             "token over all of them, and nothing was trained."
         )
         rows = [
-            [self._names[name], f"{self._num_parameters[name]:,}", format_interval(*loss, count),
-             cost if name == HEIR else ""]
+            [self._names[name], f"{self._num_parameters[name]:,}",
+             format_interval(*loss, num_windows), cost if name == HEIR else ""]
             for name, loss in self.losses.items()
         ]  # fmt: skip
         parts: list[Part] = [
@@ -134,7 +139,7 @@ class UntrainedHeir:
         facts = {
             "Layers": f"{format_layers(self.layers)} of 0–{total - 1}, {self._rule_text}",
             "Text": f"solved on {self.options.data.source}; loss over {tokens:,} held-out tokens "
-            f"in {count} windows, differences paired by window, ± the {INTERVAL}",
+            f"in {num_windows} windows, differences paired by window, ± the {INTERVAL}",
             "Weights": f"written in {str(self.model.export_dtype).removeprefix('torch.')}, and "
             "matrices measured as they are written",
         }
@@ -147,7 +152,9 @@ class UntrainedHeir:
         )  # fmt: skip
 
     def write(self) -> None:
-        """Export the model to its folder, with inherit.json, losses and the page."""
+        """Write the heir to its folder as Transformers loads it, with a model card, inherit.json,
+        windows.parquet, report.html and the charts that `figures` asks for.
+        """
         decoder, model = self.model.decoder(), self.model
         losses = self.losses
         changes = [
@@ -187,10 +194,11 @@ def make_untrained(
     source: str,
     path: Path,
 ) -> UntrainedHeir:
-    """Return the heir that a stage starts from, bridged and rounded to the type it is written in,
-    with its losses and the reference's.
+    """Return the heir that a stage starts from, bridged and rounded to the type that it will be
+    written in, with its losses and the reference's in every validation window.
 
-    `source` is the reference's name, `path` the folder that the heir is to be written to.
+    `source` is the reference's name as the caller gave it, `path` the folder to write the heir to;
+    nothing is written yet.
     """
     decoder = stage.start()
     name = f"{reference.name} with {len(stage.layers)} layers"
@@ -214,14 +222,15 @@ def make_untrained(
 
 
 @torch.no_grad()
-def _round_weights(decoder: Decoder, kind: torch.dtype) -> None:
-    """Round a decoder's weights in place to the type that they are written in.
+def _round_weights(decoder: Decoder, dtype: torch.dtype) -> None:
+    """Round a decoder's weights, in place, to the values that they have in the type `dtype`.
 
     Norms are left alone: an architecture that stores scales minus one rounds that number instead.
+    So are weights that are still in their file (`Paged`), in the type that they have there.
     """
     for module in decoder.modules():
         if isinstance(module, Norm):
             continue
         for parameter in module.parameters(recurse=False):
-            if not isinstance(parameter, Paged):  # a weight that is still in its file
-                parameter.copy_(parameter.to(kind))
+            if not isinstance(parameter, Paged):
+                parameter.copy_(parameter.to(dtype))

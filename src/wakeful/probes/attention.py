@@ -25,7 +25,9 @@ class Sinks(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add every head's share and mass of the first key, and its mass on a stored prefix."""
+        """Add every head's share and mass of the first key, with and without row 0, and its mass on
+        a stored prefix.
+        """
         for statistics in event.statistics:
             length = statistics.column_sums.shape[-1]
             mass_on_key_0 = statistics.column_sums[:, 0]
@@ -61,12 +63,13 @@ class KeyShares(Probe):
 
     def see_attention(self, event: AttentionEvent) -> None:
         """Add this layer's share and mass of each key, averaged over heads, to each sequence's
-        sums. Query 0, which sees key 0 alone, is left out where a sequence has others.
+        sums. Query 0, which sees key 0 alone, is left out unless it is the only one.
         """
-        # Layers run in order, so that one that comes again begins the next forward pass.
+        # Layers run in order: one that is not later than the last begins a new forward pass.
         if event.layer <= self._last_layer or not self._sums:
             self._first_sequence = len(self._sums)
-            self._sums += [(0, torch.zeros(2, 0))] * len(event.statistics)
+            nothing_seen = (0, torch.zeros(2, 0))  # the first layer's sums replace the tensor
+            self._sums += [nothing_seen] * len(event.statistics)
         self._last_layer = event.layer
         for index, statistics in enumerate(event.statistics, start=self._first_sequence):
             length = statistics.column_sums.shape[-1]
@@ -109,7 +112,9 @@ class BosMass(MeanProbe):
         self.triggers = triggers
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add the mean weight on key 0 of trigger queries and of the other queries."""
+        """Add the mean weight that trigger queries give key 0, and the mean that the others give
+        it; a sequence without queries of a kind adds nothing for it.
+        """
         for b, sequence in enumerate(event.sequences):
             mass = first_column(sequence)[:, 1:]  # without query 0
             is_trigger = torch.zeros(sequence.length, dtype=torch.bool, device=mass.device)
@@ -221,7 +226,7 @@ class FirstAttention(Probe):
         self.weights: dict[int, list[list[list[float]]]] = {}
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Keep the weights of the first sequence that a layer sees; others are left out."""
+        """Keep a layer's weights in the first sequence that it sees; later events add nothing."""
         if event.layer in self.weights:
             return
         first = event.sequences[0]

@@ -84,10 +84,10 @@ class AttentionEvent:
         return [tile_statistics(sequence) for sequence in self.sequences]
 
     def _sequence(self, b: int) -> AttentionInputs:
-        """Return the attention of sequence `b` of the batch, without its padding.
+        """Return the inputs of attention of sequence `b` of the batch, without its padding.
 
-        `keep` (L, L) is True where a query sees a key. The stored prefix `before` is the same for
-        all sequences.
+        The fields `sink` and `keep` may have one entry for the whole batch or one for each
+        sequence. The stored prefix `before` is the same for all sequences.
 
         Raises:
             WakefulError: the sequence is all padding, or q, k or v are not finite.
@@ -146,7 +146,7 @@ class HiddenEvent:
         return [] if self.before is None else self._split(self.before)
 
     def _split(self, h: Tensor) -> list[Tensor]:
-        """Split a batch (B, L, D) into sequences without padding, in float32 or wider.
+        """Split hidden states (B, L, D) into sequences without padding, in float32 or wider.
 
         Raises:
             Diverged: a state is not finite.
@@ -209,10 +209,10 @@ class Means:
         self._bounds: set[RowKey] = set()
 
     def add(self, key: RowKey, value: float, *, bound: bool = False) -> None:
-        """Add one sequence's value of `key`. With `bound` it is only an upper bound, and the key's
-        mean one too.
+        """Add one sequence's value of `key`. `bound` says that it is only an upper bound; then the
+        key's mean is one too.
         """
-        # `squares`: the sum of squared differences from the mean, by Chan, Golub and LeVeque.
+        # `squares` is the sum of squared differences from the mean; each value updates it.
         count, total, squares = self._state.get(key, (0, 0.0, 0.0))
         if count:
             difference = value - total / count
@@ -249,7 +249,7 @@ class MeanProbe(Means, Probe):
         variant: str = "paper",
         position: str = "all",
     ) -> None:
-        """Add a value for the layer, or one for each head if `values` is a vector.
+        """Add one sequence's value for the layer or, if `values` is a vector, one for each head.
 
         `variant` and `position` are columns of the rows; see `SCHEMA`.
         """
@@ -307,19 +307,20 @@ def visibility(
     """Return the simplest description (window, keep) of the mask `keep`: (None, None) if it is
     causal, (window, None) if it is causal in that window, else (None, keep).
 
-    Padding (not `valid`) is neither seen nor compared: no metric reads the rows of its queries, so
-    these rows are made equal.
+    `valid` says which tokens are real (None: all). Causal then means that padding is hidden from
+    all queries. Rows of padding queries do not count, because no metric reads them.
     """
     length = keep.shape[-1]
     causal = exact.causal(length, None, keep.device).unsqueeze(0)
     if valid is not None:
         causal = causal & valid.unsqueeze(1)
+        # Rows of padding queries are overwritten by what they are compared with.
         keep = torch.where(valid.unsqueeze(2), keep, causal)
     if bool((keep == causal).all()):
         return None, None
     if window is not None:
         windowed = causal & exact.causal(length, window, keep.device)
-        visible = keep if valid is None else torch.where(valid.unsqueeze(2), keep, windowed)
-        if bool((visible == windowed).all()):
+        compared = keep if valid is None else torch.where(valid.unsqueeze(2), keep, windowed)
+        if bool((compared == windowed).all()):
             return window, None
     return None, keep

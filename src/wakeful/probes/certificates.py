@@ -117,8 +117,8 @@ def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Floa
 def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
     """Return min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i², by the cheapest method that proves it.
 
-    The columns with the most energy are decomposed, more of them each time the bounds stay open,
-    and at last the whole matrix in float64. `causal` says that A is lower triangular.
+    The columns with the most energy are decomposed. While the bounds do not yet meet, more columns
+    are, and at last the whole matrix in float64. `causal` says that A is lower triangular.
     """
     column_energy = A.square().sum(0).double()
     energy = float(column_energy.sum())
@@ -184,22 +184,22 @@ def top_columns_bounds(
 def kept_columns(column_energy: Float[Tensor, "L"], high: int, drop: float) -> Int[Tensor, "m"]:
     """Return the indices, ascending, of columns with enough energy to matter for the rank.
 
-    `high` is the number of largest columns that reach the threshold. The columns left out together
-    have at most `drop` of the energy of the `high`-th largest.
+    `high` is the number of largest columns that reach the threshold. All columns that are left out
+    have together at most `drop` times the energy of the `high`-th largest column.
     """
     ordered, order = column_energy.sort(descending=True)
     remaining = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
     count = int((remaining > drop * ordered[min(high, len(ordered)) - 1]).sum())
-    if count > 0.97 * len(ordered):  # so few left out would not pay for copying the others
+    if count > 0.97 * len(ordered):  # leaving out so few does not pay for copying the others
         return torch.arange(len(ordered), device=column_energy.device)
     return order[:count].sort().values
 
 
 def gram(A: Float[Tensor, "L m"], columns: Int[Tensor, "m"] | None) -> Float[Tensor, "m m"]:
-    """Return the upper triangle of AᵀA; entries below the diagonal blocks are zero.
+    """Return AᵀA with its upper triangle alone: entries below the blocks on the diagonal are zero.
 
-    `columns` are the indices that A's columns had in a lower triangular matrix: they are zero above
-    that row. None makes no such assumption.
+    `columns` says that A's columns are those of a lower triangular matrix, and which: column j of
+    that matrix is zero above row j, and these rows are skipped. None makes no such assumption.
     """
     m = A.shape[1]
     G = A.new_zeros(m, m)

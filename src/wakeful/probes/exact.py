@@ -40,7 +40,7 @@ def attention_weights(
     logits = logits.masked_fill(~keep, -torch.inf).unsqueeze(0)  # a batch of one
     if weigh is not None:
         return weigh(logits)[0]
-    if sink is not None and sink.dim() == 2:
+    if sink is not None and sink.dim() == 2:  # a sink for each query: the batch's axis is missing
         sink = sink.unsqueeze(0)
     return sink_softmax(logits, sink)[0]
 

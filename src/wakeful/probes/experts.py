@@ -23,7 +23,9 @@ class Experts(nn.Module):
     down_proj: nn.ModuleList
 
     def __init__(self, fused: Any) -> None:
-        """Split a fused module's weights into one linear layer for each expert."""
+        """Split a fused module's weights into one linear layer for each expert; the layers share
+        its memory.
+        """
         super().__init__()
         self.inner: Any = copy.copy(fused)
         """The fused module's gate, activation and norm, without its projections."""
@@ -42,8 +44,8 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "T D"], chosen: Int[Tensor, "T k"], weights: Float[Tensor, "T k"]
     ) -> Float[Tensor, "T D"]:
-        """Return each token's sum of its experts' outputs, times their weights; `chosen` has the
-        indices of its k experts.
+        """Return for each token the weighted sum of its k experts' outputs. `chosen` has the
+        experts' indices, `weights` their weights.
         """
         up = self.gate_up_proj if self.has_gate else self.up_proj
         activate = self.inner._apply_gate if self.has_gate else self.inner.act_fn
@@ -64,11 +66,11 @@ def is_fused(module: nn.Module) -> bool:
 
 
 def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Module:
-    """Return a copy of a model whose fused experts are linear layers: modules for whose name
-    `is_needed` is true.
+    """Return a copy of a model in which fused experts are linear layers: those modules of experts
+    for whose name `is_needed` returns True.
 
-    The copy shares all weights with `model`, which is unchanged. Without such experts it is `model`
-    itself.
+    The copy shares all weights with `model`, which is unchanged. If there are no such modules,
+    return `model` itself.
     """
     fused = {
         id(module): Experts(module)
@@ -79,8 +81,8 @@ def unfuse_experts(model: nn.Module, is_needed: Callable[[str], bool]) -> nn.Mod
 
 
 def with_modules(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
-    """Return a copy of a model in evaluation mode, with new modules for those whose id is a key of
-    `replaced`. Parameters and buffers are shared with `model`.
+    """Return a copy of a model, in evaluation mode, in which some modules are replaced: `replaced`
+    maps the `id()` of an old module to the new one. Parameters and buffers are shared with `model`.
     """
     shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
     shared |= {id(tensor): tensor for tensor in model.buffers()}
@@ -95,8 +97,8 @@ def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 
 def routers_of(model: nn.Module) -> set[int]:
-    """Return the ids (`id()`) of the routers: modules that have the same parent as experts, and a
-    weight matrix with one row for each expert.
+    """Return the ids (`id()`) of the model's routers, which choose experts. A router is known by
+    its parent, which also has the experts, and by a weight matrix with a row for each expert.
     """
     routers: set[int] = set()
     for parent in model.modules():

@@ -13,8 +13,8 @@ from wakeful.probes.base import Frame, HiddenEvent, MeanProbe, Probe, exact_rows
 def put_kurtosis_and_norm_ratio(
     probe: MeanProbe, layer: int, h: Tensor, variant: str = "paper"
 ) -> None:
-    """Add the kurtosis and norm ratio over channels to a probe: the first token's, and the mean of
-    the others'.
+    """Add to a probe a sequence's kurtosis and norm ratio over channels: those of the first token,
+    and the mean over the other tokens. `h` (L, D) are its hidden states.
     """
     measures = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
     for metric, values in measures.items():
@@ -51,7 +51,7 @@ class Smoothing(MeanProbe):
         """Add the mean cosine of token pairs and the first token's residual peak."""
         for h in event.sequences:
             length = len(h)
-            if length < 2:
+            if length < 2:  # no pairs, and no other tokens
                 continue
             total = torch.nn.functional.normalize(h, dim=-1).sum(0, dtype=torch.float64)
             # Σ_ij ĥ_i·ĥ_j = ‖Σ ĥ‖²: the mean of L (L − 1) cosines in O(L D).

@@ -28,7 +28,8 @@ class HuggingFaceSource:
     """Watches a decoder-only `PreTrainedModel`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find the model's blocks and the way its attention is called.
+        """Find the model's blocks, the layer of each of their modules, and the tables of attention
+        functions (`interfaces`) through which they call attention.
 
         Raises:
             WakefulError: the model can't be watched; the message says why.
@@ -52,13 +53,15 @@ class HuggingFaceSource:
             for layer, block in enumerate(self.blocks)
             for module in block.modules()
         }
-        # The modeling files of the blocks' classes, each with the table that it calls through.
-        files = {type(module).__module__ for block in self.blocks for module in block.modules()}
-        modules = [sys.modules[file] for file in sorted(files) if file in sys.modules]
-        tables = [vars(module).get("ALL_ATTENTION_FUNCTIONS") for module in modules]
-        self.interfaces: list[AttentionInterface] = list(
-            {id(table): table for table in tables if isinstance(table, AttentionInterface)}.values()
-        )
+        # Each modeling file of the blocks' classes names the table that it calls attention by.
+        names = {type(module).__module__ for block in self.blocks for module in block.modules()}
+        files = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+        tables = [vars(file).get("ALL_ATTENTION_FUNCTIONS") for file in files]
+        self.interfaces: list[AttentionInterface] = []
+        for table in tables:
+            is_new = all(table is not interface for interface in self.interfaces)
+            if isinstance(table, AttentionInterface) and is_new:
+                self.interfaces.append(table)
         self.implementation = attention_implementation(model)
         if not self.interfaces:
             raise WakefulError(
@@ -85,8 +88,10 @@ class HuggingFaceSource:
 
     def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
         """Hook the model, until `stack` closes, to emit a `HiddenEvent` for the embedding (layer
-        −1) and for each block; and keep the pass's padding mask in `valid`, and empty `masks`, the
-        cache of the attention's hooks, around each pass.
+        −1) and for each block.
+
+        Before each forward pass, `valid` gets its padding mask. Before and after, `masks`, what
+        attention keeps during a pass, is emptied.
         """
         signature = inspect.signature(self.model.forward)
 
@@ -94,7 +99,7 @@ class HuggingFaceSource:
             mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
             self.masks = {}
             self.valid = None
-            # A mask of 2 axes (B, L) is one of padding; all true, it hides nothing.
+            # Only a mask of 2 axes (B, L) is one of padding. If it is all true, it hides nothing.
             if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
                 self.valid = mask.bool()
 
@@ -119,8 +124,8 @@ class HuggingFaceSource:
         stack.enter_context(hooked(blocks, before=before_block, after=after_block, named=True))
 
     def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:
-        """Replace the interface's attention function, until `stack` closes, by one that also emits
-        an event if a block of this model calls it.
+        """Replace the function by which the model attends, in the table `interface` and until
+        `stack` closes, by one that also emits an event if a block of this model calls it.
         """
         name = self.implementation
         assert name is not None
@@ -134,8 +139,10 @@ class HuggingFaceSource:
             attention_mask: Tensor | None = None,
             **kwargs: Any,
         ):
-            """Attend as the stock function does, then emit what it got, for blocks of the model."""
-            # "eager" has no entry of its own: each modeling file brings its function.
+            """Attend by the stock function, then emit its arguments if a block of this model
+            called. Return the stock function's output.
+            """
+            # "eager" has no entry in the table: each modeling file brings its function.
             function = (
                 stock or vars(sys.modules[type(module).__module__])["eager_attention_forward"]
             )
@@ -155,7 +162,7 @@ class HuggingFaceSource:
     def _event(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask, kwargs: dict[str, Any]
     ) -> AttentionEvent:
-        """Return the event of one call of the interface's attention function.
+        """Return the event of one call of the attention function, with the arguments of that call.
 
         Raises:
             WakefulError: attention is biased by position, not causal, or not of whole sequences.
@@ -167,7 +174,7 @@ class HuggingFaceSource:
         causal = kwargs.get("is_causal")
         if causal is None:
             causal = vars(module).get("is_causal", True)
-        # "eager" masks nothing by itself, as other implementations do.
+        # Without a mask "eager" attends in both directions; other implementations go by `causal`.
         if mask is None and q.shape[2] > 1 and self.implementation == "eager":
             causal = False
         if q.shape[2] != k.shape[2]:
@@ -183,25 +190,27 @@ class HuggingFaceSource:
         scaling, sink = kwargs.get("scaling"), kwargs.get("s_aux")
         if self.implementation == SOFTMAX1 and sink is None:
             sink = q.new_zeros(q.shape[1])  # softmax-1 adds e^0 to the denominator
-        window, visible = kwargs.get("sliding_window"), (None, None)
+        window, keep = None, None
         if mask is not None:
-            key = (id(mask), window)
+            sliding_window = kwargs.get("sliding_window")
+            key = (id(mask), sliding_window)
             if key not in self.masks:
-                # Kept beside the answer, the mask stays alive and its id its own.
-                self.masks[key] = (mask, visibility(self._pairs(mask), self.valid, window))
-            visible = self.masks[key][1]
+                # The mask is kept too: while it lives, no other mask can get its id.
+                self.masks[key] = (mask, visibility(self._pairs(mask), self.valid, sliding_window))
+            window, keep = self.masks[key][1]
         return AttentionEvent(
             self.layer_of[id(module)], q.detach(), k.detach(), v.detach(),
             q.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            window=visible[0], keep=visible[1], valid=self.valid,
+            window=window, keep=keep, valid=self.valid,
             softcap=kwargs.get("softcap"), sink=None if sink is None else sink.detach(),
         )  # fmt: skip
 
     def _pairs(self, mask: Tensor) -> Bool[Tensor, "#B L L"]:
-        """Return a mask, boolean (True: seen) or additive (0: seen), as a boolean one.
+        """Return a mask (B, 1, L, L), boolean (True: seen) or additive (0: seen), as a boolean one
+        without the axis of heads.
 
         Raises:
-            WakefulError: the mask has values between, or differs between heads.
+            WakefulError: the mask has values between 0 and hidden, or differs between heads.
         """
         if mask.dtype != torch.bool:
             allowed = mask == 0

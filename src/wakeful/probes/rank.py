@@ -36,6 +36,11 @@ class Ranks(MeanProbe):
     """
 
     def __init__(self, *, tau: float = 0.9, lazy_rank: float = 2.0, max_tokens: int = 2048) -> None:
+        """Store the options, which the class describes.
+
+        Raises:
+            WakefulError: tau is not between 0 and 1.
+        """
         if not 0 < tau < 1:
             raise WakefulError(f"tau is {tau}: it is a fraction of the energy, between 0 and 1")
         super().__init__()
@@ -52,10 +57,10 @@ class Ranks(MeanProbe):
             self.put_heads(event.layer, "mass_columns", columns)
 
     def bounds(self, sequence: AttentionInputs, statistics: TileStatistics) -> list[RankBounds]:
-        """Return bounds of every head's rank, equal where it is known.
+        """Return bounds of every head's rank; both are the rank where it is known.
 
-        The sums in `statistics` bound all ranks; those that they leave open are calculated, or in a
-        sequence of more than `max_tokens` bounded more tightly.
+        The sums in `statistics` bound all ranks. A rank that they do not settle is computed, or in
+        a sequence of more than `max_tokens` bounded more tightly.
         """
         all_bounds = column_bounds(
             statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
@@ -77,15 +82,17 @@ class Ranks(MeanProbe):
         return all_bounds
 
     def _put(self, layer: int, head: int, bounds: RankBounds) -> None:
-        """Add one sequence's bounds of a head's rank: the upper as `rank`, and the lower."""
+        """Add one sequence's bounds of a head's rank: the upper one as metric `rank`, the lower one
+        as `rank_at_least`.
+        """
         upper = RowKey(layer, head, "all", "rank", "paper")
         lower = RowKey(layer, head, "all", "rank_at_least", "paper")
         self.add(upper, bounds.high, bound=not bounds.closed)
         self.add(lower, bounds.low)
 
     def rows(self) -> Frame:
-        """Return the heads' rows, then the layers'. A head whose rank is only bounded also has a
-        row of its lower bound, variant "at_least".
+        """Return the heads' ranks, then all rows of mass columns, then the layers' rows. A head
+        whose rank is only bounded also has a row of its lower bound, variant "at_least".
         """
         rows = super().rows()
         heads = rows.filter(metric="rank")
@@ -132,12 +139,12 @@ def map_heads(do: Callable[[int], _T], heads: Iterable[int], device: torch.devic
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1 or len(heads) < 2:
         return [do(head) for head in heads]
-    inference, graph = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def run(head: int) -> _T:
-        # A new thread has torch's default modes and number of threads, not the caller's.
+        # A new thread does not have the caller's modes and number of threads, but the defaults.
         torch.set_num_threads(1)
-        with torch.inference_mode(inference), torch.set_grad_enabled(graph):
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
             return do(head)
 
     with ThreadPoolExecutor(min(threads, len(heads))) as pool:

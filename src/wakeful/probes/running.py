@@ -63,11 +63,11 @@ def logits_of(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B 
 def states_of(
     model: nn.Module, tokens: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "B L C"], nn.Module]:
-    """Return (states, head), where head(states) are the logits.
+    """Return (states, head) with head(states) the logits.
 
-    For our decoder these are its last hidden states and its head, so that a caller can apply the
-    head to few positions. For other models, and for a decoder that caps its logits after the head,
-    they are the logits and the identity.
+    For our decoder they are its last hidden states and its head, so that a caller can apply the
+    head to few positions. For a model of Transformers, and for a decoder that caps its logits after
+    the head, they are the logits and the identity.
     """
     decoder = as_decoder(model)
     if decoder is not None:
@@ -115,10 +115,11 @@ def num_layers_of(model: nn.Module) -> int:
 
 @torch.no_grad()
 def check_causal(name: str, model: nn.Module) -> None:
-    """Raise `WakefulError` if another last token changes the logits of earlier ones.
+    """Raise `WakefulError` if a change of the last token changes the logits of earlier tokens.
 
-    Our decoder is causal by construction, and is not run. A quantized model was checked before it
-    was quantized: dynamic scales of a whole sequence change all its logits a little.
+    `name` stands in the message. Our decoder is causal by construction, and is not run. Nor is a
+    quantized model, which was checked before it was quantized: scales that are computed from a
+    whole sequence change all its logits a little.
     """
     if as_decoder(model) is not None or is_quantized(model):
         return
@@ -139,9 +140,9 @@ def check_causal(name: str, model: nn.Module) -> None:
 
 
 def block_paths(model: nn.Module) -> dict[str, tuple[int | None, str]]:
-    """Return for each module's name its block's index and its name inside the block.
+    """Return for each module, by its name, (index of its block, its name inside the block).
 
-    Outside the blocks, and for a block itself, they are None and the whole name.
+    For a module outside the blocks, and for a block itself, it is (None, the whole name).
     """
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}

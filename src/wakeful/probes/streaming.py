@@ -53,8 +53,8 @@ class AttentionInputs:
     def values(self) -> Float[Tensor, "G L _"]:
         """The values of each key/value head, in float32 or wider.
 
-        Each n = `heads_per_value` heads of `v` repeat the values of all n, concatenated: one of
-        them is split again.
+        With n = `heads_per_value`, each head of a group of n has the values of the whole group in
+        `v`, concatenated. The group's first head is split into the values of n heads.
         """
         v = widened(self.v)[:: self.heads_per_value]
         return v.unflatten(-1, (self.heads_per_value, -1)).transpose(1, 2).flatten(0, 1)
@@ -71,7 +71,8 @@ class AttentionInputs:
 
     @cached_property
     def by_definition(self) -> Float[Tensor, "H L S"]:
-        """Every head's whole weights on the keys, a stored prefix's first, as `weigh` makes them.
+        """Every head's whole L × S weights, computed by `weigh`. The first of the S keys are those
+        of a stored prefix, if there is one.
 
         Raises:
             WakefulError: the sequence has more than `LONGEST_WHOLE` tokens.
@@ -80,7 +81,7 @@ class AttentionInputs:
         k, keep = self.k, self.keep
         if keep is None:
             keep = exact.causal(self.length, self.window, self.q.device)
-        if self.prefix_k is not None:
+        if self.prefix_k is not None:  # which all queries see
             k = torch.cat([self.prefix_k, k], 1)
             keep = torch.cat([keep.new_ones(len(keep), self.prefix_k.shape[1]), keep], 1)
         return exact.attention_weights(
@@ -90,8 +91,8 @@ class AttentionInputs:
 
 
 def check_whole_length(length: int) -> None:
-    """Raise `WakefulError` if a sequence is too long to hold its L × L attention weights whole, as
-    weights that are not a softmax need; others are made tile by tile.
+    """Raise `WakefulError` if a sequence has too many tokens to hold its L × L attention weights
+    whole. Only weights that are not a softmax need that; others are computed tile by tile.
     """
     if length > LONGEST_WHOLE:
         raise WakefulError(
@@ -145,9 +146,11 @@ class TileStatistics:
 
 
 def tile_statistics(heads: AttentionInputs) -> TileStatistics:
-    """Return the statistics of every head in O(H·L) memory and O(H·L²·d) work."""
+    """Return the statistics of every head in O(H·L) memory and O(H·L²·d) work: in one pass over
+    tiles, none of which is kept.
+    """
     num_heads, length = heads.num_heads, heads.length
-    repeats = num_heads // heads.k.shape[0]
+    repeats = num_heads // heads.k.shape[0]  # query heads that share a key head
     device = heads.q.device
     # Rows of a plain softmax sum to 1, and need not be summed.
     sums_to_1 = all(
@@ -163,10 +166,10 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
         for tile in tiles(heads, range(group_heads.start, group_heads.stop)):
             p = tile.weights
             highest, key = p.max(-1)
-            # A query leads to no key if it sees none, or a stored key has the largest weight.
+            # A query counts for no key if it sees none, or a stored key has the largest weight.
             leads = highest > (0 if tile.stored is None else tile.stored.amax(-1))
             leading[group_heads].scatter_add_(1, tile.first_key + key, leads.double())
-            if tile.first_key == 0:
+            if tile.first_key == 0:  # a window may hide key 0 from later tiles
                 dominated = p[..., 0] > 0  # queries whose largest weight is key 0 alone
                 for others in (p[..., 1:], tile.stored):
                     if others is not None and others.shape[-1]:
@@ -202,8 +205,8 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
 def head_weights(
     heads: AttentionInputs, head: int, tokens: int | None = None
 ) -> Float[Tensor, "size size"]:
-    """Return one head's weights of the first `tokens` queries on the first `tokens` keys (None:
-    all). The softmax is over all keys that a query sees.
+    """Return one head's weights of the first `tokens` queries on the first `tokens` keys (None: of
+    all). Each row is cut from the softmax over all keys that its query sees.
     """
     size = heads.length if tokens is None else min(tokens, heads.length)
     dtype = torch.promote_types(heads.q.dtype, torch.float32)
@@ -213,7 +216,7 @@ def head_weights(
         A[tile.first_query : end_query, tile.first_key : end_key] = tile.weights[
             0, : end_query - tile.first_query, : end_key - tile.first_key
         ]
-        if tile.end_query >= size:
+        if tile.end_query >= size:  # later tiles have later queries alone
             break
     return A
 
@@ -235,8 +238,8 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     """Yield the weights of the query heads `chosen`, which share one key head, tile by tile.
 
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
-    A row of the buffer holds n visible keys, then the stored prefix's keys, then the sink: a
-    softmax over all three gives the weights of the first two.
+    A row of the buffer holds the logits of n visible keys, then those of the stored prefix's keys,
+    then the sink. A softmax over all of them gives the weights of visible and stored keys.
     """
     R = len(chosen)
     if heads.weigh is not None:  # not a softmax: all queries are one tile
@@ -254,66 +257,70 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     extra = num_stored + (0 if sink is None else 1)
     height = _tile_height(heads, R)
     buffer = q.new_empty(R * height * (heads.length + extra))
-    late = torch.ones(height, height, dtype=torch.bool, device=q.device).triu(1)
-    for start in range(0, heads.length, height):
-        stop = min(start + height, heads.length)
-        first, last = _visible_keys(heads, start, stop)
-        r, n = stop - start, last - first
+    is_later = torch.ones(height, height, dtype=torch.bool, device=q.device).triu(1)
+    for first_query in range(0, heads.length, height):
+        end_query = min(first_query + height, heads.length)
+        first_key, end_key = _visible_keys(heads, first_query, end_query)
+        r, n = end_query - first_query, end_key - first_key
         rows = buffer[: R * r * (n + extra)].view(R * r, n + extra)
-        queries = q[:, start:stop].reshape(R * r, -1)
-        torch.mm(queries, k[:, first:last], out=rows[:, :n])
+        queries = q[:, first_query:end_query].reshape(R * r, -1)
+        torch.mm(queries, k[:, first_key:end_key], out=rows[:, :n])
         if prefix_k is not None:
             torch.mm(queries, prefix_k, out=rows[:, n : n + num_stored])
         rows = rows.view(R, r, n + extra)
         logits = rows[..., :n]
         if heads.softcap is not None:
             logits.div_(heads.softcap).tanh_().mul_(heads.softcap)
-        _mask_logits(logits, heads, start, stop, first, last, late)
+        _mask_logits(logits, heads, first_query, first_key, is_later)
         if sink is not None:
-            rows[..., -1] = sink.unsqueeze(1) if sink.dim() == 1 else sink[start:stop].T
+            sink_of_rows = sink.unsqueeze(1) if sink.dim() == 1 else sink[first_query:end_query].T
+            rows[..., -1] = sink_of_rows
         weights = torch.softmax(rows, -1, out=rows)
         if heads.keep is not None and not extra:
             weights.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights
         on_prefix = weights[..., n : n + num_stored] if num_stored else None
-        yield Tile(start, stop, first, last, weights[..., :n], on_prefix)
+        yield Tile(first_query, end_query, first_key, end_key, weights[..., :n], on_prefix)
 
 
 def _tile_height(heads: AttentionInputs, num_heads: int) -> int:
-    """Return how many queries a tile takes, 32 to 128 in steps of 16, so that it has about
-    `_TILE_ELEMENTS` weights.
+    """Return how many queries a tile of `num_heads` heads takes: 32 to 128 in steps of 16, so that
+    it has about `_TILE_ELEMENTS` weights.
     """
-    widest = heads.length if heads.window is None else min(heads.length, heads.window + 128)
+    widest = heads.length  # most keys that a tile sees
+    if heads.window is not None:
+        widest = min(heads.length, heads.window + 128)
     height = max(32, min(128, _TILE_ELEMENTS // (num_heads * widest)))
     return math.ceil(height / 16) * 16
 
 
-def _visible_keys(heads: AttentionInputs, start: int, stop: int) -> tuple[int, int]:
-    """Return (first, end): the range [first, end) of keys that queries [start, stop) may see."""
+def _visible_keys(heads: AttentionInputs, first_query: int, end_query: int) -> tuple[int, int]:
+    """Return (first, end): queries [first_query, end_query) see no keys outside [first, end)."""
     if heads.keep is not None:  # an explicit mask may show any key
         return 0, heads.length
-    first = 0 if heads.window is None else max(0, start - heads.window + 1)
-    return first, stop
+    first = 0 if heads.window is None else max(0, first_query - heads.window + 1)
+    return first, end_query
 
 
 def _mask_logits(
-    logits: Tensor,
+    logits: Float[Tensor, "R r n"],
     heads: AttentionInputs,
-    start: int,
-    stop: int,
-    first: int,
-    last: int,
-    late: Tensor,
+    first_query: int,
+    first_key: int,
+    is_later: Bool[Tensor, "size size"],
 ) -> None:
-    """Set the logits of keys [first, last) that a query of [start, stop) does not see to -inf.
+    """Set a tile's logits to -inf, in place, where a query does not see a key.
 
-    `late` is the strict upper triangle: keys after their query, among the tile's own tokens.
+    The tile's r queries begin at `first_query`, its n keys at `first_key`. `is_later` (query, key)
+    is True above the diagonal: among tokens that are both, a key after its query.
     """
+    r, n = logits.shape[-2:]
+    end_query, end_key = first_query + r, first_key + n
     if heads.keep is not None:
-        logits.masked_fill_(~heads.keep[start:stop, first:last], -math.inf)
+        visible = heads.keep[first_query:end_query, first_key:end_key]
+        logits.masked_fill_(~visible, -math.inf)
         return
-    r = stop - start
-    logits[..., start - first :].masked_fill_(late[:r, :r], -math.inf)
-    if heads.window is not None and stop > heads.window:  # earlier queries see all before them
-        query = torch.arange(start, stop, device=logits.device).unsqueeze(1)
-        key = torch.arange(first, last, device=logits.device)
+    logits[..., first_query - first_key :].masked_fill_(is_later[:r, :r], -math.inf)
+    if heads.window is not None and end_query > heads.window:  # earlier queries see all before them
+        query = torch.arange(first_query, end_query, device=logits.device).unsqueeze(1)
+        key = torch.arange(first_key, end_key, device=logits.device)
         logits.masked_fill_(key <= query - heads.window, -math.inf)

@@ -52,11 +52,11 @@ class DecoderSource:
         """
         blocks = dict(enumerate(self.model.blocks))
         attentions = {layer: block.attention for layer, block in blocks.items()}
-        block_input: list[Tensor] = []
+        block_input: list[Tensor] = []  # of the running block, kept until its output is known
 
         def before_block(layer: int, args: tuple) -> None:
             block_input[:] = [args[0].detach()]
-            if layer == 0:
+            if layer == 0:  # its input is the embedding
                 self.valid = real_tokens(next(arg for arg in args if isinstance(arg, Flow)))
                 emit(HiddenEvent(-1, block_input[0], self.valid))
 
@@ -76,7 +76,11 @@ class DecoderSource:
     def _call(
         self, layer: int, attention: Attention, args: tuple, kwargs: dict[str, Any]
     ) -> AttentionEvent:
-        """Return the event of one call of a layer's attention. `args` are q, k and v."""
+        """Return the event of one call of a layer's attention.
+
+        `args` are q, k and v, (B, L, heads, d) each. `kwargs` has the sink and perhaps `keep`, the
+        pairs of query and key that are seen.
+        """
         dot = attention.dot
         heads_per_value = next((route.heads_per_value(layer) for route in attention.attenders), 1)
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
@@ -89,6 +93,7 @@ class DecoderSource:
         if keep is not None:
             _, keep = visibility(keep, self.valid, None)  # None if it is causal
         sink = kwargs["sink"]
+        # A fused normalizer is a softmax with a sink, which the probes know by themselves.
         weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
             layer, q, k, v, dot.scale, keep=keep, valid=self.valid,
@@ -100,7 +105,7 @@ class DecoderSource:
 def real_tokens(flow: Flow) -> Tensor | None:
     """Return a mask (B, L) of the real tokens of a forward pass, None if none is padding.
 
-    A token is real if it sees itself: no query sees padding.
+    No query sees padding, not even padding itself: a token is real if it sees itself.
 
     Raises:
         WakefulError: the pass continues sequences that are in a cache.
@@ -121,8 +126,11 @@ def unseen_reason(layer: int, attention: Attention) -> str:
 
 
 def check_one_matrix(model: Decoder, length: int) -> None:
-    """Raise `WakefulError` if probes of attention do not apply to a layer, or it has no softmax and
-    `length` tokens are too many for whole weights.
+    """Raise `WakefulError` if probes of attention do not apply to some layer, for sequences of
+    `length` tokens.
+
+    The weights must be one L × L matrix. If they are not a softmax, they are computed whole, which
+    `length` may be too large for.
     """
     for layer, block in enumerate(model.blocks):
         if reason := unseen_reason(layer, block.attention):
@@ -182,11 +190,15 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
 
 
 def event_source(model: nn.Module) -> "DecoderSource | HuggingFaceSource":
-    """Return the source of events for this model's class."""
-    for module in model.modules():  # alone, or in its Transformers class
+    """Return the source of events for this model's class.
+
+    Raises:
+        WakefulError: the model is neither our decoder nor one of Transformers, or can't be watched.
+    """
+    for module in model.modules():  # a decoder may be inside our Transformers class
         if isinstance(module, Decoder):
             return DecoderSource(module)
-    as_decoder(model)  # refuses what is not of Transformers either
+    as_decoder(model)  # raises if it is no Transformers model either
     from wakeful.probes.huggingface import HuggingFaceSource  # noqa: PLC0415 - Transformers takes seconds to import
 
     return HuggingFaceSource(model)  # pyright: ignore[reportArgumentType]
