@@ -39,8 +39,8 @@ class DepthMix(Variant, nn.Module, ABC):
         return {}
 
     def start_plain(self) -> str:
-        """Return what the mix changes in a model that inherits plain blocks, as a sentence; "" if
-        nothing.
+        """Return a sentence on what the mix changes in a model whose blocks are copied from one
+        with the plain residual stream; "" if nothing.
 
         A subclass with parameters first sets them so that the stream is the plain one, or as close
         as it can be. This base class sets none.
@@ -102,7 +102,7 @@ class SublayerMix(DepthMix):
         from 0: layer n has 2n and 2n + 1, and the final norm 2N.
         """
         trained = dict(reference.named_parameters())
-        # As a layer with the number N, the final norm comes from the final norm.
+        # The final norm counts as layer N, and comes from the reference's final norm.
         layer_sources = [*sources, reference.num_layers]
         for name, parameter in self.named_parameters():
             kind, sublayer, *rest = name.split(".")
@@ -123,8 +123,8 @@ class SublayerMix(DepthMix):
         """
 
     def qkv_inputs(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs (query's, key's, value's) of the projections of attention `number`, a
-        sublayer, before the attention's norm, which is applied to each of the three.
+        """Return the inputs of the query, key and value projections of sublayer `number`, an
+        attention; its norm is still to be applied to each of them.
 
         By default all three are the sublayer's input `x`, and the norm is applied once.
         """

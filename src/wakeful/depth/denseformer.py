@@ -78,8 +78,10 @@ class DenseFormer(DepthMix):
         return frozenset() if number % self.period else frozenset(self._terms(number))
 
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
-        """Return the weighted sum of a block's output `x` and earlier `hiddens`; `x` itself after a
-        block without an average.
+        """Return the weighted sum of the output `x` of block `number` and earlier hidden states, or
+        `x` itself if `number` is no multiple of `period`.
+
+        `hiddens` are the earlier states by number: 0 is the embedding, n the output of block n.
         """
         if number % self.period:  # no average after this block
             return x

@@ -32,6 +32,11 @@ class HyperConnections(SublayerMix):
     neutral = "hyper_connections"
 
     def __init__(self, *, streams: int = 4, dynamic: bool = True) -> None:
+        """Store the number of streams, and whether tokens change the weights (`dynamic`).
+
+        Raises:
+            WakefulError: there is no stream.
+        """
         super().__init__()
         if streams < 1:
             raise WakefulError(f"hyper_connections: streams must be at least 1, got {streams}")
@@ -43,8 +48,10 @@ class HyperConnections(SublayerMix):
 
         With n streams, `width` is the matrix A (n, n + 1): column 0 mixes the streams into the
         sublayer's input, and the other columns mix them into the new streams. `depth` is B (n), the
-        weights with which the sublayer's output is added to the new streams. If `dynamic`, `maps`
-        are [W W'] and `scales` [s_A s_B], by which each token changes A and B.
+        weights with which the sublayer's output is added to the new streams.
+
+        If `dynamic`, each token adds s_A tanh(LayerNorm(H) W) to A, for its streams H, and
+        s_B tanh(LayerNorm(H) W') to B: `maps` are [W W'], and `scales` [s_A s_B].
         """
         super().attach(shape)
         n, sublayers = self.streams, range(2 * shape.num_layers)
@@ -61,8 +68,9 @@ class HyperConnections(SublayerMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set all parameters to the start that the class describes, which is the plain stream, and
-        return "".
+        """Set the parameters so that the streams' mean is the plain residual stream, and return "".
+
+        Each sublayer reads one stream, its output is added to all of them, and tokens add nothing.
         """
         for sublayer, (width, depth) in enumerate(zip(self.width, self.depth, strict=True)):
             # Column 0 is A_i0, of the sublayer's input; the others are A_ij, of the new streams.

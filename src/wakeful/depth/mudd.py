@@ -36,9 +36,10 @@ class MUDD(SublayerMix):
     def attach(self, shape: Shape) -> None:
         """Create the parameters of each block, and set them to the plain stream.
 
-        After block n, W_1 (`into`) and W_2 (`out`) compute a token's own weights of X_0 to X_n, and
-        a (`fixed`) are weights that all tokens share: n + 1 for each way. The ways are query, key,
-        value and residual stream; after the last block there is the residual stream alone.
+        After block n, a token's own weights of X_0 to X_n (the embedding and the blocks' outputs)
+        are W_2 gelu(W_1 RMSNorm(X_n)), with W_1 in `into` and W_2 in `out`. To them a (`fixed`) is
+        added, which all tokens share. There are n + 1 weights for each way: query, key, value and
+        residual stream; after the last block the residual stream alone.
         """
         super().attach(shape)
         self.into, self.out, self.fixed = nn.ModuleDict(), nn.ParameterDict(), nn.ParameterDict()
@@ -57,8 +58,8 @@ class MUDD(SublayerMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set a to one-hot at the block's own output and W_2 to zero, which is the plain stream;
-        return "".
+        """Set the weights that tokens share to 1 for the block's own output and 0 for earlier ones,
+        and W_2, and with it each token's own weights, to zero. This is the plain stream; return "".
         """
         for n, fixed in self.fixed.items():
             fixed.zero_()[:, -1] = 1.0
@@ -109,12 +110,13 @@ class MUDD(SublayerMix):
         return query, key, value
 
     def _mix_outputs(self, block: int, outputs: State) -> list[Tensor]:
-        """Return x^c for each way c (query, key, value, stream; after the last block only stream):
-        the weighted sums of X_0 to X_n (`outputs`) after block n.
+        """Return the weighted sums of X_0 to X_n (`outputs`) after block n: the inputs of queries,
+        keys and values, and the residual stream; after the last block the stream alone.
         """
         n, last = str(block), outputs[-1]
         hidden = F.gelu(self.into[n](F.rms_norm(last, last.shape[-1:], eps=_EPS)))
         token_weights = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
+        # (B, L, ways, n + 1): the token's own weights and those that all tokens share.
         weights = token_weights.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
         return [weighted(way.movedim(-1, 0), outputs) for way in weights.unbind(-2)]
 

@@ -187,11 +187,12 @@ class DotProduct(nn.Module):
         B, L, S) is True where a query sees a key. e^`sink` is added to the softmax's denominator
         for each head or for each query and head; None adds nothing.
         """
-        if not self.normalizer.fused:  # its weights have no fused kernel
+        # A fused normalizer is a softmax, which fused kernels compute; others have no such kernel.
+        if not self.normalizer.fused:
             weigh = self.normalizer.weights
             return attend_by_definition(q, k, v, weigh, scale=self.scale, keep=keep)
-        # If the keys are the stored ones and then one for each query, the same number of padding
-        # queries in front makes the causal mask a plain triangle, for which fused kernels are fast.
+        # If the keys are those of a stored prefix and then one for each query, as many padding
+        # queries in front make the causal mask a plain triangle, for which fused kernels are fast.
         is_whole_text = k.shape[1] == self.stored + q.shape[1]
         num_padding = self.stored if keep is None and is_whole_text else 0
         if num_padding:
@@ -241,10 +242,11 @@ class Attention(HasRoles, nn.Module):
         self.layer = layer
         self.local = layer in config.local_layers
         """True if queries see only the keys within the model's window."""
+        # Queries are borrowed as they are projected, keys and values as they are attended to.
         self.query = make_heads("query", shape.num_heads, Read("query", source.query))
         self.key = make_heads("key", shape.num_kv_heads, Read("keys", source.key))
         self.value = make_heads("value", shape.num_kv_heads, Read("values", source.value))
-        scale = 1.0 / math.sqrt(config.query_scalar or head_width)
+        scale = 1.0 / math.sqrt(config.query_scalar or head_width)  # 0: by the head's width
         if config.scale_logits_by_layer:
             scale /= layer + 1
         self.dot = DotProduct(normalizer, scale=scale, stored=stored)
@@ -279,9 +281,10 @@ class Attention(HasRoles, nn.Module):
         """Return the attention's output (B, L, D) and, by kind and layer, this layer's tensors that
         later layers read.
 
-        The three inputs (B, L, D) are projected into queries, keys and values; routes see `x`.
-        `flow` is the state of the forward pass: masks, rotary angles, the cache, into which new
-        keys and values are written, and the tensors of earlier layers.
+        The three inputs (B, L, D) are projected into queries, keys and values. The routes of this
+        layer, which may change heads before attention and its output afterwards, see `x`. `flow` is
+        the state of the forward pass: masks, rotary angles, the cache, into which new keys and
+        values are written, and the tensors of earlier layers.
         """
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
@@ -289,7 +292,7 @@ class Attention(HasRoles, nn.Module):
         queries = mixed.q if self.turn is None else self.turn(mixed.q)
         keys, values = self._prepare_keys_and_values(mixed.k, mixed.v, flow)
         normalizer = self.dot.normalizer
-        sink = normalizer.log_sink(x) if normalizer.fused else None
+        sink = normalizer.log_sink(x) if normalizer.fused else None  # others have no sink
         dot = partial(self.dot, keep=flow.mask(self.local), sink=sink)
         if self.attenders:  # at most one: the plan refuses a second
             u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)

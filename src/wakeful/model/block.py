@@ -35,8 +35,8 @@ class MLP(HasRoles, nn.Module):
     def __init__(
         self, name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False
     ) -> None:
-        """Make the layers of the network `name`, with `hidden` hidden channels; `turned` rotates
-        these before `down`.
+        """Make the layers of the kind of network `name`, with `hidden` hidden channels, which are
+        rotated before `down` if `turned`.
         """
         super().__init__()
         self.act, gated = _ACTIVATIONS[name]
@@ -109,8 +109,8 @@ class PeriBlock(Block):
     def __init__(
         self, norm: MakeNorm, attention: Attention, mlp: MLP, *, where: NormOrder = "both"
     ) -> None:
-        """Let `norm` make the norms before and after each sublayer that `where` names, and make
-        identities for the others.
+        """Let `norm` make each sublayer's norms: one "before" it, one "after" it or "both", as
+        `where` says. Identities take the place of the others.
         """
         super().__init__(norm, attention, mlp)
         if where == "after":  # replaces the norms before, which every block makes

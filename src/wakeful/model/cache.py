@@ -89,7 +89,7 @@ class Cache:
         return heads.transpose(1, 2)
 
     def read(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return a slot's keys or values of the text so far, without the stored prefix before."""
+        """Return the keys or values in a slot for the text so far, without the stored prefix's."""
         end = self.prefix_length + self.length
         tensor = self._tensors[slot]
         assert tensor is not None  # `extend` comes first

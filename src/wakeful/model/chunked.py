@@ -31,11 +31,12 @@ The logits are float32, or float64 if the model's are."""
 def mean_of_rows(
     logits: Float[Tensor, "N V"], row_losses: OfRows, counted: Bool[Tensor, "N"], *, rows: int = 0
 ) -> Tensor:
-    """Return the mean loss of the `counted` rows, where `row_losses` gives each row's loss and the
-    loss's gradient.
+    """Return the mean loss of the `counted` rows.
 
-    It is computed `rows` at a time; 0 lets V and the device decide how many. It can be
-    differentiated once: `create_graph=True` is refused. The gradient has the logits' dtype.
+    `row_losses` takes a slice of rows and their logits, and returns each row's loss and its
+    gradient by the logits. The mean is computed `rows` at a time; 0 lets V and the device decide
+    how many. It can be differentiated once: `create_graph=True` is refused. The gradient has the
+    logits' dtype.
     """
     if not rows:
         rows = max(1, _NUMBERS.get(logits.device.type, _ELSEWHERE) // logits.shape[-1])

@@ -219,11 +219,11 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     ) -> Tensor:
         """Return the cross-entropy in nats of `targets`; targets of −100 are not counted.
 
-        `reduction` is "mean" over the counted targets (differentiable once), "sum", or "none" for
-        (B, L). `documents`: see `forward`.
+        `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L). The mean over
+        many logits can be differentiated only once. `documents`: see `forward`.
         """
         logits = self(tokens, documents=documents)
-        # To save memory, the mean over many logits is computed over a few rows at a time.
+        # To save memory, the mean over many logits is computed a few rows at a time.
         by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
         # A compiler fuses the loss itself, and `torch.func` cannot transform a loss by rows.
         if by_rows and not torch.compiler.is_compiling() and not is_transformed():
@@ -328,7 +328,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
             places = None if places is None else places + stored
         # Rows of the position tables, where the stored prefix has the first ones.
         table_rows = slice(start + stored, end + stored) if places is None else places
-        x = self.embedding.into(x)
+        x = self.embedding.into(x)  # the embedding variant, such as a scale or a projection
         if self.config.positions == "learned":
             x = x + self.positions.weight[table_rows]
         memory = self._initial_memory(tokens, x) if self.plan.before else {}
@@ -375,7 +375,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         for parameter in self.parameters():
             role = role_of(parameter)
             total += parameter.numel()
-            if role is not None and role.vocabulary:
+            if role is not None and role.vocabulary:  # an axis counts tokens or positions
                 embedding += parameter.numel()
         return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
 
@@ -399,9 +399,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         placement = self.placement.at(layer, shape.num_layers)
         if isinstance(self.depth, SublayerMix):
             if placement == "over" or config.parallel:  # "over": Norm(x + F x)
-                conflict = (
-                    "model.parallel" if config.parallel else f"model.placement = {self.placement}"
-                )
+                conflict = f"model.placement = {self.placement}"
+                if config.parallel:
+                    conflict = "model.parallel"
                 raise WakefulError(
                     f"model.depth = {self.depth} decides how each sublayer's output is added, and "
                     f"so does {conflict}: keep one of them"
@@ -417,8 +417,10 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return make_block(norm, attention, mlp)
 
     def _norm(self, part: NormSite, layer: int) -> Norm:
-        """Build the norm at a site. Queries and keys always have RMSNorm, over each head or
-        (`qk_norm_whole`) over all heads together.
+        """Build a layer's norm at a site, such as "attention", "query" or "final".
+
+        Queries and keys always have RMSNorm: over each head, or (`qk_norm_whole`) over all heads
+        together.
         """
         config, shape = self.config, self.config.shape
         num_heads = {"query": shape.num_heads, "key": shape.num_kv_heads}.get(part)
@@ -439,7 +441,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return norm
 
     def _run_blocks(self, x: Tensor, flow: Flow) -> Tensor:
-        """Run the blocks on the embedded tokens `x`; return the final norm's input.
+        """Run the first `run_layers` blocks on the embedded tokens `x`; return the final norm's
+        input.
 
         Tensors that later layers read are added to `flow.memory`. A `SublayerMix` acts inside the
         blocks, which pass on its state. Any other depth mix acts after each block, on its output
@@ -451,7 +454,7 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
                 x, shared, state = self._run(block, x, flow, state)
                 flow.memory.update(shared)
             return x
-        hiddens = {0: x} if 0 in self._kept_hiddens else {}
+        hiddens = {0: x} if 0 in self._kept_hiddens else {}  # what the mix reads later, by number
         x = self.depth.first(x)
         for number, block in enumerate(islice(self.blocks, self.run_layers), start=1):
             x, shared = self._run(block, x, flow)

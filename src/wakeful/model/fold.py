@@ -17,8 +17,8 @@ from wakeful.variants import build
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration that a decoder has after `folded`, with a simpler norm and embedding
-    where theirs can be folded.
+    """Return the configuration of the decoder that `folded` returns: a norm or an embedding that
+    can be folded is replaced by a simpler one.
 
     The head is no longer tied if the embedding is folded: the two matrices then differ.
     """
@@ -45,7 +45,7 @@ def folded(decoder: Decoder) -> Decoder:
         return decoder
     new: dict[str, Tensor] = {}
     for name, module in decoder.named_modules():
-        if isinstance(module, Norm):  # its parameters by name, none if it cannot be folded
+        if isinstance(module, Norm):  # folded() is {} if it cannot be folded
             new |= {f"{name}.{part}": tensor for part, tensor in module.folded().items()}
     if decoder.embedding.folded_name:
         table, head = decoder.embedding.folded(decoder.embed.weight, decoder.head.weight)

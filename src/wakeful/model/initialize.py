@@ -57,7 +57,9 @@ def fill(decoder: Decoder, seed: int) -> Decoder:
 
 
 def set_parameter(decoder: Decoder, name: str, values: torch.Tensor) -> None:
-    """Replace a parameter by one with other values; a tied head follows its embedding."""
+    """Replace the parameter `name` of a decoder by a new one with these values; a tied head gets
+    the embedding's.
+    """
     owner, _, key = name.rpartition(".")
     setattr(decoder.get_submodule(owner), key, nn.Parameter(values))
     if name == "embed.weight" and decoder.config.tied:

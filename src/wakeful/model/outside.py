@@ -24,8 +24,10 @@ _CLOSE = 1e-4
 
 @torch.no_grad()
 def check_outside(config: ModelConfig) -> None:
-    """Check a model's variants from outside the package, if it has any, in a narrow model with as
-    many layers and heads.
+    """Check that a model's variants from outside the package, if it has any, read no later token
+    and give the same logits with a cache.
+
+    This is tried in a narrow model with as many layers and heads, on a few short texts.
 
     Raises:
         WakefulError: a token changes the logits of earlier tokens, or logits with a cache differ

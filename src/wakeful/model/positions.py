@@ -84,7 +84,7 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the gradient by the heads, which is `grad` rotated back; the angles have none."""
         cos, sin = ctx.saved_tensors
-        if is_differentiated_again():  # by the autograd function, which has a gradient in turn
+        if is_differentiated_again():  # by `_Rotate`, which has a gradient in turn
             return _Rotate.apply(grad, cos, -sin), None, None
         return _rotate_halves(grad, cos, sin, -1.0), None, None
 

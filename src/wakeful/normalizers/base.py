@@ -32,8 +32,8 @@ class Normalizer(Variant, nn.Module, ABC):
         self.num_heads = shape.num_heads
 
     def start_plain(self) -> str:
-        """Return how the weights differ from the softmax's in a model that inherits plain blocks,
-        as a sentence; "" if they do not.
+        """Return a sentence on how the weights differ from the softmax's in a model whose blocks
+        are copied from one with softmax; "" if they do not.
 
         A subclass with parameters first sets them so that the weights are as close to the softmax's
         as they can be. This base class sets none.

@@ -15,7 +15,8 @@ class _Separate(Normalizer):
     fused = False
 
     def __init__(self, *, length: int = 0) -> None:
-        """Store the divisor `length`, 0 for the number of keys that each query sees.
+        """Store the number of keys by which weights are scaled: `length`, or, if that is 0, the
+        number that each query sees.
 
         Raises:
             WakefulError: `length` is negative.

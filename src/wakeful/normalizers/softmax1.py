@@ -29,7 +29,9 @@ class Softmax1(Normalizer):
         self.start = start
 
     def attach(self, shape: Shape) -> None:
-        """Create s for each head: a parameter, or a constant that is not saved."""
+        """Create s for each head, where e^s is added to the softmax's denominator: a parameter if
+        `learned`, else a constant, which is not saved.
+        """
         super().attach(shape)
         size = (shape.num_heads,)
         if self.learned:
@@ -42,8 +44,9 @@ class Softmax1(Normalizer):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set learned sinks to nearly nothing, from where they can still learn, unless they start
-        at less. Return a sentence on what the sinks change, "" if nothing.
+        """Lower learned sinks s so far that e^s adds nearly nothing to the denominator, but they
+        can still learn, unless they start lower. Return a sentence on what they change, "" if
+        nothing.
         """
         if self.learned and self.start < _NO_SINK:  # e^s is zero in any precision
             return ""

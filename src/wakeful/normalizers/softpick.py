@@ -29,8 +29,8 @@ class Softpick(Normalizer):
         self.eps = eps
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Return the weights by the class's formula, with every term divided by e^m against
-        overflow, m = max(0, max x).
+        """Return relu(e^{x_i} − 1) / (Σ_j |e^{x_j} − 1| + ε), but with every term divided by e^m,
+        m = max(0, max x), against overflow.
         """
         m = logits.amax(-1, keepdim=True).clamp_min(0)
         terms = torch.exp(logits - m) - torch.exp(-m)  # (e^x − 1) / e^m

@@ -56,7 +56,7 @@ class Norm(Variant, nn.Module, ABC):
         The norm then commutes with rotations (if it `centers`, with those of vectors of zero mean).
 
         Raises:
-            WakefulError: always in this base class: the norm does not split off a scale.
+            WakefulError: the class of the norm does not override this method.
         """
         raise WakefulError(f"model.norm = {self} has no scale that could be taken out of it")
 

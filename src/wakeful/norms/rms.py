@@ -33,14 +33,11 @@ def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm on the CPU, where torch has no fused kernel: half the passes over memory.
-
-    With r = 1/√(mean x² + ε), n = x r and ḡ = dy · γ: dx = r (ḡ − n · mean(ḡ n)), dγ = Σ dy · n.
-    """
+    """RMSNorm on the CPU, where torch has no fused kernel: half the passes over memory."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the normalized states, and save what backward needs."""
+        """Return x / √(mean x² + ε) · γ, and save what backward needs."""
         out, inverse_rms = _normalize(x, weight, eps)
         ctx.save_for_backward(x, inverse_rms, weight)
         ctx.eps = eps
@@ -48,9 +45,10 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return (dx, dγ, None for ε) by the class's formulas, with `grad` as dy.
+        """Return (dx, dγ, None for ε), given `grad`, which is dy.
 
-        If the gradient itself is to be differentiated, compute it by torch's own norm.
+        With r = 1/√(mean x² + ε), n = x r and ḡ = dy · γ, dx is r (ḡ − n · mean(ḡ n)) and dγ is
+        Σ dy · n. If the gradient itself is to be differentiated, torch's own norm computes it.
         """
         x, inverse_rms, weight = ctx.saved_tensors
         if is_differentiated_again():

@@ -139,7 +139,7 @@ class SinkAttention(torch.autograd.Function):
             lse = lse.masked_fill(sees_nothing, -math.inf)
             out = out.masked_fill(sees_nothing.unsqueeze(-1), 0.0)
         lse_with_sink = torch.logaddexp(lse, sink)
-        remainder = torch.sigmoid(lse - sink)  # e^{lse − lse_with_sink}, unrounded
+        remainder = torch.sigmoid(lse - sink)  # e^{lse − lse'}, without that difference's rounding
         if keep is not None:
             is_empty = lse_with_sink == -math.inf
             remainder = remainder.masked_fill(is_empty, 0.0)
@@ -322,6 +322,7 @@ def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
     grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
     # The kernel assumes (B, L, H, d) as the order in memory, and whole blocks of 32 queries.
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    # +∞ gives padding queries weights of zero.
     padded_lse = F.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
     unused_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of dropout
     grad_q, grad_k, grad_v, _ = _aten._scaled_dot_product_efficient_attention_backward(

@@ -62,8 +62,9 @@ class ValueResidual(nn.Module):
     def forward(self, value: Tensor | None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (the values to attend to, V_1), both in the shape of `value`, whatever its layout.
 
-        `value` is V_n, without rotary embeddings; it may be None where values are shared. `first`
-        is V_1 as the layer before returned it, None in the first layer.
+        `value` is V_n, this layer's own values without rotary embeddings; it may be None where
+        values are shared. `first` is V_1, the first layer's values, as the layer before returned
+        it; None in the first layer.
 
         Raises:
             ValueError: V_n or V_1 is needed and not given.

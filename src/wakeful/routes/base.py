@@ -99,11 +99,12 @@ class ValueRoute(Variant, nn.Module):
         return [self] if layer in self.layers else []
 
     def single_channels(self) -> Mapping[Basis, str]:
-        """Return the route's operations on single channels, as clauses by basis:
-        {"values": "has a scale for each of"}.
+        """Return what the route does to single channels, such as
+        {"values": "has a scale for each of"}; {} if nothing.
 
-        They do not commute with a rotation of that basis. Matrices that read all channels of the
-        stream are not among them: their roles declare them.
+        A key is the basis: "stream" for the channels of the residual stream, "values" for those of
+        a head's values. Such operations do not commute with a rotation of that basis. Matrices that
+        read all channels of the stream are not listed here: their roles declare them.
         """
         return {}
 
@@ -118,9 +119,11 @@ class ValueRoute(Variant, nn.Module):
         return frozenset()
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Change queries, keys or values before attention and before they are cached.
+        """Return queries, keys and values as they are to be cached and attended to; a subclass may
+        change those that the layer has projected (`qkv`).
 
-        `x` (B, L, D) is the normalized input of the attention.
+        `x` (B, L, D) is the normalized input of the attention, and `memory` holds the tensors that
+        `reads` declares.
         """
         return qkv
 
@@ -130,8 +133,8 @@ class ValueRoute(Variant, nn.Module):
         """Return the attention output (B, L, H, d) of queries `q` (B, L, H, d) over keys and values
         (B, S, G, d).
 
-        `attend(q, k, v)` is the layer's masked attention, which this may call several times or with
-        other heads.
+        `attend(q, k, v)` is the layer's masked attention. A subclass may call it several times or
+        with other heads. `memory` holds the tensors that `reads` declares.
         """
         return attend(q, keys, values)
 
@@ -144,9 +147,11 @@ class ValueRoute(Variant, nn.Module):
         return 1
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        """Change the attention output `u` (B, L, H, d) before the output projection.
+        """Return the attention's output for the output projection; a subclass may change `u`
+        (B, L, H, d), what attention gave.
 
-        `x` (B, L, D) is the normalized input of the attention, `v` (B, L, G, d) the value in use.
+        `x` (B, L, D) is the normalized input of the attention, `v` (B, L, G, d) the new tokens'
+        values that attention used, and `memory` holds the tensors that `reads` declares.
         """
         return u
 
@@ -168,8 +173,8 @@ class ValueRoute(Variant, nn.Module):
         return overrides or self.source(layer) != Source(layer, layer, layer)
 
     def start_plain(self) -> str:
-        """Return what the route changes in a model that inherits plain blocks, as a sentence; ""
-        if nothing.
+        """Return a sentence on what the route changes in a model whose blocks are copied from one
+        without a route; "" if nothing.
 
         A subclass with parameters first sets them so that the route changes nothing, or as little
         as it can. This base class sets none.
@@ -300,7 +305,7 @@ class OnLayers(ValueRoute):
         super().attach(shape, [layer for layer in layers if layer in set(self.which)])
         self.route.attach(shape, self.layers)
         routes = [(layer, route) for layer in self.layers for route in self.route.routes(layer)]
-        # A neutral route, such as `own`, changes nothing by intention.
+        # A route that is its own `neutral` setting, such as `own`, changes nothing by intention.
         if not any(route.acts(layer) or str(route) == route.neutral for layer, route in routes):
             raise WakefulError(
                 f"{self} changes nothing: {self.route} has nothing to do on the layers "
@@ -407,7 +412,7 @@ class RoutePlan:
             )
         for route in self.routes[layer]:
             route.check(layer, self.sources)
-        for read in self.reads[layer] - BEFORE_LAYERS:
+        for read in self.reads[layer] - BEFORE_LAYERS:  # every layer may read the model's input
             if read.layer >= layer or read.layer < 0:
                 raise WakefulError(f"layer {layer} cannot read {read.kind} of layer {read.layer}")
             if read.kind in ("query", "key", "value") and not self.owns(read.kind, read.layer):

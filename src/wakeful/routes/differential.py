@@ -51,11 +51,12 @@ class Differential(ValueRoute):
         return {"values": "has a scale for each of"}
 
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        """Copy the trained parameters of `reference`. Every inherited layer must keep its number,
-        on which λ_0 depends.
+        """Copy the trained parameters of `reference`, where layer n was layer `sources[n]`, or none
+        if that is −1.
 
         Raises:
-            WakefulError: a layer n had another number, `sources[n]`, in the reference.
+            WakefulError: a layer had another number in the reference: the constant λ_0 depends on
+                it.
         """
         for layer in self.layers:
             if sources[layer] in reference.layers and sources[layer] != layer:
@@ -68,10 +69,11 @@ class Differential(ValueRoute):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
-        """Return (1 − λ_0) RMSNorm((A_1 − λ A_2) V) as heads (B, L, H, d).
+        """Return (1 − λ_0) RMSNorm((A_1 − λ A_2) V) as heads (B, L, H, d), with the layer's learned
+        λ and its constant λ_0.
 
-        The even and odd key/value heads give a pair's A_1 and A_2, and both values together are its
-        V, of 2d channels.
+        Key/value heads 2p and 2p + 1, with their query heads, are a pair: their attention weights
+        are A_1 and A_2, and the values of both side by side are V, of 2d channels.
         """
         width, pairs = q.shape[-1], values.shape[2] // 2
         # Each head gets the values of both heads of its pair. Zeros make queries and keys as wide,
@@ -91,7 +93,7 @@ class Differential(ValueRoute):
         return 2
 
     def _lambdas(self, layer: int) -> tuple[Tensor, float]:
-        """Return a layer's λ and λ_0, by the class's formulas."""
-        lam_0 = 0.8 - 0.6 * math.exp(-0.3 * layer)  # `layer` is n − 1
+        """Return a layer's λ = e^{λ_q1 · λ_k1} − e^{λ_q2 · λ_k2} + λ_0 and its constant λ_0."""
+        lam_0 = 0.8 - 0.6 * math.exp(-0.3 * layer)  # the paper counts layers from 1
         query_1, key_1, query_2, key_2 = self.vectors[self.row_of[layer]].unbind()
         return (query_1 @ key_1).exp() - (query_2 @ key_2).exp() + lam_0, lam_0

@@ -42,8 +42,8 @@ class Gated(Gates):
             raise WakefulError('gated: start is used by gate="sigmoid" and "mix" only, not "relu"')
         super().__init__(start=start, channels=channels)
         self.gate: Gate = gate
-        # At this bias V'_n ≈ V_n: the gate g is nearly 0, and nearly 1 for "mix", where it is the
-        # share of V_n.
+        # At this bias the route hardly changes the layer's values: g is nearly 0, or in "mix",
+        # where it is their share, nearly 1.
         self.plain_bias = 8.0 if gate == "mix" else -8.0
         self.biased = gate != "relu"
         # ReLU has no gradient at W = 0, so W starts as in the authors' code.
@@ -54,8 +54,8 @@ class Gated(Gates):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set the gates so that V'_n ≈ V_n, as nearly as they can still learn; return a sentence on
-        what the route changes.
+        """Set the gates so that the route hardly changes the layers' values, but the gates can
+        still learn; return a sentence on what the route changes.
         """
         if self.gate != "relu":
             return super().start_plain()
@@ -67,8 +67,10 @@ class Gated(Gates):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Return the heads with this layer's values mixed with the first layer's, by the class's
-        formulas.
+        """Return the heads with this layer's values V mixed with the first layer's V_1.
+
+        With W h + b the gates' logits, they are V + relu(W h) V_1, V_1 + σ(W h + b) (V − V_1) for
+        "mix", or V + σ(W h + b) V_1 for "sigmoid".
         """
         logits = self.gate_logits(layer, x).unsqueeze(-1)
         first = memory[FIRST_VALUE]

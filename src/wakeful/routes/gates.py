@@ -124,6 +124,9 @@ class OutputGate(Gates):
         channels: int = 0,
         gate: GateFunction = "sigmoid",
     ) -> None:
+        """Store the options: one gate `per` head or channel, of which `gate` is the function and
+        `start` the initial bias. It reads the first `channels` of the input, 0 for all.
+        """
         super().__init__(start=start, channels=channels)
         self.per: GatePer = per
         self.gate: GateFunction = gate

@@ -63,8 +63,10 @@ class ResFormer(ValueRoute):
         self.init = (float(init[0]), float(init[1]))
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        """Create the weights, if the mode has any: two for each layer ("learnable"), or λ_s
-        (`total`) and λ' (`share`, one for each layer) in "plus".
+        """Create the weights, if the mode has any.
+
+        In "learnable" each layer has two, of V_1 and of its own values. In "plus" V_1 has the
+        weight λ_s · softmax(λ')_n: λ_s is `total`, and λ' is `share`, with a number for each layer.
         """
         super().attach(shape, layers)
         if self.mode == "learnable":
@@ -89,8 +91,8 @@ class ResFormer(ValueRoute):
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
         """Copy the weights of each layer n from layer `sources[n]` of the reference.
 
-        In mode "plus" λ_s is changed too, so that each λ_{n,1} = λ_s · softmax(λ')_n is what it was
-        in the reference.
+        In mode "plus" the weight of V_1 is λ_s · softmax(λ')_n. Here λ_s, which all layers share,
+        is scaled so that this product is what it was in the reference.
 
         Raises:
             WakefulError: in mode "plus" a layer comes from a layer that has no λ' there.
@@ -115,7 +117,9 @@ class ResFormer(ValueRoute):
         return frozenset({FIRST_VALUE})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Return the heads with the values λ_{n,1} V_1 + λ_{n,2} V_n, the weights by the mode."""
+        """Return the heads with the values λ_{n,1} V_1 + λ_{n,2} V_n, where V_1 are the first
+        layer's values, V_n this layer's, and the mode gives the weights.
+        """
         first = memory[FIRST_VALUE]
         if self.mode == "identity":
             return qkv._replace(v=torch.lerp(qkv.v, first, 0.5))

@@ -19,7 +19,11 @@ class SVFormer(ValueRoute):
     examples = ("svformer", "svformer(anchors=[0, 2])")
 
     def __init__(self, *, anchors: "list[int] | tuple[int, ...]" = (0,)) -> None:
-        """Store the anchors; raise `WakefulError` unless they ascend from 0."""
+        """Store the anchors: the layers whose values those after them use too.
+
+        Raises:
+            WakefulError: the anchors do not ascend, or the first is not 0.
+        """
         super().__init__()
         if not anchors or anchors[0] != 0 or list(anchors) != sorted(set(anchors)):
             raise WakefulError(

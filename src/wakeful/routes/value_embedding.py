@@ -28,7 +28,12 @@ class ValueEmbedding(Gates):
     biased = False
 
     def __init__(self, *, every: int = 2, channels: int = 12, peak: float = 3.0) -> None:
-        """Store the options; raise `WakefulError` if `every` is less than 1."""
+        """Store the options: one layer in `every` has a table, its gates read the first `channels`
+        of the input (0: all), and a gate is at most `peak`.
+
+        Raises:
+            WakefulError: `every` is less than 1.
+        """
         super().__init__(start=0.0, channels=channels)
         if every < 1:
             raise WakefulError(f"value_embedding: every must be at least 1 layer, got {every}")
@@ -43,7 +48,8 @@ class ValueEmbedding(Gates):
         last layer is a multiple of `every`.
         """
         last = shape.num_layers - 1
-        super().attach(shape, [layer for layer in layers if (last - layer) % self.every == 0])
+        layers_with_table = [layer for layer in layers if (last - layer) % self.every == 0]
+        super().attach(shape, layers_with_table)  # creates the gates
         table_width = shape.num_kv_heads * shape.head_width
         self.tables = nn.ModuleDict(
             {str(layer): nn.Embedding(shape.vocab_size, table_width) for layer in self.layers}
@@ -82,7 +88,9 @@ class ValueEmbedding(Gates):
         return frozenset({TOKENS})
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        """Return the heads with the values V_n + c sigmoid(W_n h_n) E_n[token], c = `peak`."""
+        """Return the heads with the values V + c sigmoid(W x) E[token]: E is the layer's table, W
+        its gates' matrix, and c is `peak`.
+        """
         embeddings = self.tables[str(layer)](memory[TOKENS]).to(qkv.v.dtype)  # (B, L, G d)
         gate = self.gate_logits(layer, x).sigmoid().unsqueeze(-1)  # (B, L, G, 1)
         by_head = embeddings.unflatten(-1, qkv.v.shape[2:])

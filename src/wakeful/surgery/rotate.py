@@ -155,6 +155,7 @@ def check_rotates(
         stream = values = False
     if stream:
         _check_stream(decoder)
+    # What the routes and the depth mix do to single channels.
     operations_by_field: list[tuple[str, Mapping[Any, str]]] = [
         ("route", part.single_channels())
         for part in decoder.route.modules()

@@ -113,6 +113,7 @@ def _check_names(suffixes: Mapping[str, str], kind: str) -> None:
     `suffixes` maps each parameter's full name to its name inside its block. `kind` names the model
     in the message.
     """
+    # The keys of `_READS` are norms' scales, its values the patterns of what reads each norm.
     pattern = re.compile("|".join([_WRITES, _STAYS, *_READS.values()]))
     for name, suffix in suffixes.items():
         if suffix not in _READS and suffix != _TABLE and not pattern.fullmatch(suffix):

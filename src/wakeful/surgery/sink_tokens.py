@@ -143,18 +143,18 @@ def race_tokens(
     preferred: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[int, SinkTrial]:
-    """Return the trials, on all windows, of the candidate tokens that are not clearly worse than
-    another, by token.
+    """Measure candidate tokens, in rounds that bad ones leave. Return the trials, on all windows,
+    of those that are left, by token.
 
-    Of many candidates, the `FINALISTS` of least loss on the beginnings of a few windows go on. Of
-    those, the ones that are not worse than another on the first `SHARE_WINDOWS` windows are
-    measured on the rest.
+    If there are more than `FINALISTS`, those of least loss on the beginnings of a few windows go
+    on. These are measured on the first `SHARE_WINDOWS` windows, and those whose loss is not clearly
+    worse there than the best one's are measured on the rest.
 
     Args:
         candidates: token ids.
         windows: text to measure on.
-        losses_of: returns a candidate's losses on windows.
-        begin: returns a candidate's trial on the first windows.
+        losses_of: takes a token and windows; returns the windows' losses with the token stored.
+        begin: takes a token and the first windows; returns a trial on them.
         known: trials on all windows that need not be measured again, by token.
         preferred: a candidate that is a finalist in any case.
         on_progress: called with the number of candidates measured and of all candidates.
@@ -171,7 +171,7 @@ def race_tokens(
             screening_losses[token] = sum(losses_of(token, screening_windows))
         finalists = sorted(screening_losses, key=screening_losses.__getitem__)[:FINALISTS]
         if preferred in screening_losses and preferred not in finalists:
-            finalists[-1] = preferred
+            finalists[-1] = preferred  # in place of the worst
     first, rest = windows[:SHARE_WINDOWS], windows[SHARE_WINDOWS:]
     first_trials = dict[int, SinkTrial]()
     for number, token in enumerate(finalists):

@@ -138,14 +138,14 @@ def first_and_rest_logits(
     the i + 1 keys after it. `shift` is subtracted from the keys after the first.
     """
     repeats, length = q.shape[2] // k.shape[2], q.shape[1]
-    hidden = ~causal_mask(length, length, q.device)  # of the keys after the first
+    unseen = ~causal_mask(length, length, q.device)  # among the keys after the first
     firsts, rests = list[Tensor](), list[Tensor]()
     for queries, keys in zip(q.double(), k.double(), strict=True):  # one sequence, to save memory
         shifted = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
         keys_of_heads = shifted.repeat_interleave(repeats, dim=1)
         logits = torch.einsum("lhd,shd->hls", queries, keys_of_heads) * scale
         firsts.append(logits[..., 0])
-        rests.append(logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1))
+        rests.append(logits[..., 1:].masked_fill(unseen, -torch.inf).logsumexp(-1))
     return torch.cat(firsts, 1), torch.cat(rests, 1)
 
 

@@ -63,7 +63,7 @@ class Variant(HasRoles):
         default values.
 
         Raises:
-            WakefulError: the class does not keep an option under its name.
+            WakefulError: the object has no attribute with the name of one of its options.
         """
         parts = []
         for parameter in _options(type(self)).values():
@@ -135,7 +135,7 @@ def build_call(
     folder: str = "",
     imports: bool = False,
 ) -> "partial[Any]":
-    """Return the function that an expression names, with the options that the expression sets.
+    """Return a partial of the function that an expression names, with the options that it sets.
 
     The function is one of `functions`, or a user's class or function (`module:Name`). The caller
     passes its first argument, such as the parameters of an optimizer. `field` names the setting in
@@ -189,6 +189,9 @@ class _ExpressionParser:
     """
 
     def __init__(self, folder: str, expression: str, imports: bool, title: str) -> None:
+        """Store what to parse: an expression with variants of a folder, which may have modules
+        imported if `imports`; `title` names it in errors.
+        """
         self.folder = folder
         self.expression = expression
         self.imports = imports
@@ -446,7 +449,7 @@ def _allowed_names(folder: str, is_option: bool) -> tuple[str, list[str]]:
         noun_of_parts = " or ".join(base.__name__.lower() for base in part_bases)
         return noun_of_parts, _names_derived_from(part_bases, classes)
     names = _names_derived_from((main_base,), classes)
-    if part_bases:  # without `scheme` itself: a scheme written out in parts is no name
+    if part_bases:  # `scheme` alone is of no use: all its parts are to be given as options
         names = [name for name in names if name != noun]
     return noun, names
 

@@ -93,6 +93,7 @@ def consent_entry(module: str) -> str:
     a/b/__init__.py for the module "a.b".
     """
     path = PurePosixPath(*module.split("."))
+    # For "a.b": ("a", "b.py") and ("a", "b", "__init__.py").
     module_files = (path.with_suffix(".py").parts, (*path.parts, "__init__.py"))
     entries = filter(None, os.environ.get(CONSENT, "").split(","))
     for entry in entries:
@@ -141,7 +142,8 @@ def _import_module(module_name: str, name: str, entry: str) -> ModuleType:
     """Import a module and return it: from the file `entry` if that is a path, else from where
     Python finds it, the working directory included.
 
-    `sys.path` has one more folder meanwhile. `name` (`module:Name`) is for the error message.
+    During the import `sys.path` has one more folder. `name` (`module:Name`) is for the error
+    message.
 
     Raises:
         WakefulError: importing fails, by whatever error.

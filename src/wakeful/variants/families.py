@@ -41,6 +41,7 @@ class MatrixPatterns:
         "model.layers.0.self_attn.q_proj.weight".
         """
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
+            # Names may end in "weight0" and so on, for experts' matrices.
             match = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight\d*", name)
             if match is not None:
                 assert role.residual is not None
@@ -191,7 +192,7 @@ def role_outside_layers(name: str) -> Role | None:
     """Return the role of an embedding or a head, by a full name that fits any family; None for a
     name that fits none.
     """
-    for family in (*FAMILIES, _PLAIN):
+    for family in (*FAMILIES, _PLAIN):  # the last has plain names, such as "embedding"
         role = family.match_outside(name)
         if role is not None:
             return role

@@ -59,9 +59,11 @@ class HasRoles:
     """Role of all parameters inside the module that are not declared; None: no role."""
 
     def roles(self) -> Mapping[str, Role]:
-        """Return the roles of parameters by their names inside this module.
+        """Return the roles of parameters by their names inside this module. Roles decide on
+        initialization, weight decay, rotation and quantization.
 
-        The innermost module that names a parameter decides; names that are absent do no harm.
+        If several modules around a parameter name it, the innermost decides. Names that no
+        parameter has are ignored.
         """
         return {}
 
