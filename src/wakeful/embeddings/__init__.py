@@ -81,8 +81,9 @@ class Projected(Embedding):
 
     @torch.no_grad()
     def folded(self, table: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table times R_1ᵀ, and the head times R_2, in the types of `table` and `head`;
-        with these, the plain embedding computes the same function.
+        """Return the table times R_1ᵀ and the head times R_2, where R_1 and R_2 are the weights of
+        `first` and `last`: with these, the plain embedding computes the same function. The products
+        are taken in at least float32, and have the types of `table` and `head`.
         """
         wide = torch.promote_types(table.dtype, torch.float32)
         first, last = self.first.weight.to(wide), self.last.weight.to(wide)

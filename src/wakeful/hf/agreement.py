@@ -77,13 +77,13 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     """
     class_name = type(hf_model).__name__
     tokens, longer_tokens, num_layers, note = _draw_tokens(hf_model, decoder)
-    exact = exact_rotary_frequencies(hf_model)
-    if exact:
+    rotary_changes = exact_rotary_frequencies(hf_model)
+    if rotary_changes:
         note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     has_16_bits = any(tensor.dtype in _SIXTEEN_BIT for tensor in hf_model.state_dict().values())
     in_float32 = InFloat32() if has_16_bits else nullcontext()
-    with evaluating(hf_model), change_attributes(exact), in_float32:
+    with evaluating(hf_model), change_attributes(rotary_changes), in_float32:
         try:
             expected = last_logits(hf_model, tokens)
         except Exception as error:  # whatever the class raises
@@ -100,7 +100,7 @@ def compare_logits(hf_model: PreTrainedModel, decoder: Decoder) -> Agreement:
     for expected, logits in pairs:
         difference = float((logits - expected).abs().max())
         largest_logit = float(expected.abs().max())
-        if not difference <= _ROUNDING * largest_logit:  # false for NaN
+        if not difference <= _ROUNDING * largest_logit:  # also raised for NaN
             raise WakefulError(
                 f"our decoder with the configuration and weights of this {class_name} gives other "
                 f"logits than Transformers, {difference:.2g} apart where the largest is "
@@ -128,7 +128,7 @@ def exact_rotary_frequencies(model: nn.Module) -> list[_Change]:
             if buffer.dtype not in _SIXTEEN_BIT:
                 continue
             if isinstance(module, Rotary):
-                cos, sin = module.table()
+                cos, sin = module.table()  # computed again, in float32
                 exact = sin if name == "sin" else cos
             elif name.endswith("inv_freq"):  # a new module of this class computes it in float32
                 exact = type(module)(config=module.config).get_buffer(name)  # pyright: ignore[reportCallIssue]

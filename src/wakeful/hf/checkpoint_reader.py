@@ -197,9 +197,9 @@ def to_file_type(
 ) -> Tensor:
     """Convert a tensor to the type in which it is written to a file.
 
-    Without `types`, the tensor is rounded to `dtype`. With `types`, the type to write is the entry
-    of the tensor's name, with N for each number, or `dtype` where there is no entry. A tensor that
-    this type would round keeps its own type; only float64 is always rounded to float32.
+    Without `types`, the tensor is rounded to `dtype`. `types` has the types to write, by names with
+    N for each number; `dtype` is for names that it does not have. A tensor that this type would
+    round keeps its own type; only float64 is always rounded to float32.
     """
     if types is None:
         return tensor.to(dtype)
@@ -221,7 +221,7 @@ def narrow_exactly(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         return tensor.to(dtype)
     wide = tensor.dtype
     if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:
-        return tensor
+        return tensor  # not narrower
     narrow = tensor.to(dtype)
     return narrow if torch.equal(narrow.to(wide), tensor) else tensor
 

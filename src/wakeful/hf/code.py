@@ -83,8 +83,8 @@ def write_code(decoder: Decoder, folder: Path) -> list[str]:
     """Write the source files that an exported decoder needs to a folder; return their names.
 
     Raises:
-        WakefulError: a variant's class is in a module without a file, or a module to copy imports
-            another one to copy in a way that cannot be rewritten.
+        WakefulError: a variant's class is in a module without a file, or one of the modules to copy
+            has an import that cannot be rewritten.
     """
     files = code_files(decoder)
     for name, source in files.items():
@@ -254,6 +254,7 @@ def _list_variants(decoder: Decoder) -> list[type[Variant]]:
         base
         for variant in classes
         for base in variant.__mro__
+        # Only a user's class has a qualified name.
         if issubclass(base, Variant) and base is not Variant and not qualified_name(base)
     }
     return sorted(classes | bases, key=lambda variant: (variant.__module__, variant.__name__))
@@ -275,7 +276,7 @@ def _discovery_source(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
             *_import_lines(classes, 12),
             f"            return [{names}]",
         ]
-    external = [variant for variant in used if qualified_name(variant)]
+    external = [variant for variant in used if qualified_name(variant)]  # a user's classes
     class_names = {qualified_name(variant): variant.__name__ for variant in external}
     # The configuration may name a class by a module that only imports it.
     for field in VARIANTS:

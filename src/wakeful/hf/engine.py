@@ -66,11 +66,13 @@ class EngineDot(nn.Module):
         the tokens of all texts of a batch.
 
         `sink` is the logarithm of the normalizer's sinks, None without. The engine has its own
-        mask, so that `keep` is ignored.
+        mask, so that `keep` is ignored. A stored prefix token z is computed as a sink: with k_z
+        subtracted from every key it adds e^0 to the denominator, and with v_z subtracted from every
+        value, v_z is added to the output.
         """
         interface = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        key = value = None
-        if self.prefixes:  # the prefix as a sink: see the class
+        key = value = None  # k_z and v_z of a stored prefix
+        if self.prefixes:
             key, value = self.prefixes[0].keys, self.prefixes[1].values
             assert key is not None
             assert value is not None

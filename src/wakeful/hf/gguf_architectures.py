@@ -296,7 +296,7 @@ def _query_factor(model_type: str, config: ModelConfig) -> float:
     if model_type.startswith("granite"):  # a file stores its scale of attention logits
         return 1.0
     llama_cpp_scalar = config.shape.head_width
-    # llama.cpp's code knows the largest models, which differ, by their number of layers.
+    # For the largest models, which it knows by their number of layers, llama.cpp takes another one.
     if config.num_layers == _BY_WIDTH.get(model_type):
         llama_cpp_scalar = config.width // config.num_heads
     return math.sqrt(llama_cpp_scalar / (config.query_scalar or config.shape.head_width))

@@ -222,6 +222,7 @@ def _to_boolean_mask(module: nn.Module, mask: Tensor, queries: int, keys: int) -
             f"{type(module).__name__} gives {tuple(mask.shape)}"
         )
     if mask.dtype != torch.bool:
+        # The range of float16 ends before `_HIDDEN`: there its least value hides a key.
         hidden = mask <= max(_HIDDEN, torch.finfo(mask.dtype).min)
         has_no_bias = (hidden | (mask == 0)).all()
         problem = (

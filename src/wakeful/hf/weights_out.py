@@ -405,7 +405,10 @@ def refuse_existing(folder: Path) -> None:
 @contextmanager
 def create_folder(folder: Path, card: str) -> Iterator[Path]:
     """Yield a temporary folder beside `folder` to write to, with `card` as its README.md unless
-    that is empty; when the context ends without an error, it is renamed to `folder`.
+    that is empty. When the context ends, it is renamed to `folder`, or removed after an error.
+
+    Raises:
+        WakefulError: there is something at `folder` already, or it cannot be written.
     """
     refuse_existing(folder)
     temporary_folder = temporary_path_beside(folder)
