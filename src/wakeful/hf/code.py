@@ -58,9 +58,9 @@ def qualified_name(kind):
     """Return `module:Name` of a class that was not part of the package, else ""."""
     return next((name for name, known in _external_objects().items() if known is kind), "")
 '''
-_FROM = re.compile(r"from\s+[\w.]+\s+import")
-_OURS = __name__.partition(".")[0]
-_SHAPES = {"Bool", "Float", "Int"}
+_FROM_IMPORT = re.compile(r"from\s+[\w.]+\s+import")
+_WAKEFUL = __name__.partition(".")[0]
+_SHAPE_TYPES = {"Bool", "Float", "Int"}
 _JAXTYPING = '''"""Shapes in annotations, which say what they mean and are not checked here."""
 
 
@@ -145,7 +145,7 @@ def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
         if name is None:  # a module of another package
             continue
         first, end = node.lineno - 1, node.end_lineno or node.lineno
-        match = _FROM.search(lines[first])  # "from … import"
+        match = _FROM_IMPORT.search(lines[first])  # "from … import"
         if isinstance(node, ast.Import) or not match or _imports_submodule(name, node):
             raise WakefulError(
                 f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot be copied "
@@ -153,7 +153,9 @@ def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
             )
         names_by_module = _defining_modules(name, node)
         if list(names_by_module) == [name]:  # this module defines all names: rename it in place
-            lines[first] = _FROM.sub(f"from .{_flat_name(name)} import", lines[first], count=1)
+            lines[first] = _FROM_IMPORT.sub(
+                f"from .{_flat_name(name)} import", lines[first], count=1
+            )
         else:  # the module imports names from other modules: import them from those
             indent = lines[first][: match.start()]
             imports = [
@@ -176,8 +178,8 @@ def _copied_module(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str
     name = "." * node.level + (node.module or "")
     if node.level:  # a relative import
         name = importlib.util.resolve_name(name, module.__package__)
-    if name == "jaxtyping":  # replaced by a stand-in (`_JAXTYPING`) that has only `_SHAPES`
-        return name if {alias.name for alias in node.names} <= _SHAPES else None
+    if name == "jaxtyping":  # replaced by a stand-in (`_JAXTYPING`) that has only `_SHAPE_TYPES`
+        return name if {alias.name for alias in node.names} <= _SHAPE_TYPES else None
     return name if _is_copied(module, name) else None
 
 
@@ -189,9 +191,10 @@ def _is_copied(importer: ModuleType, name: str) -> bool:
     """
     package, importer_package = name.partition(".")[0], importer.__name__.partition(".")[0]
     in_same_package = package == importer_package and importer.__package__  # "" outside of any
-    if package == _OURS or in_same_package:
+    if package == _WAKEFUL or in_same_package:
         return True
-    if importer_package == _OURS or importer.__file__ is None:  # wakeful imports no user's module
+    # wakeful itself imports no user's module.
+    if importer_package == _WAKEFUL or importer.__file__ is None:
         return False
     spec = importlib.util.find_spec(package)
     folder = Path(importer.__file__).parent
@@ -204,7 +207,7 @@ def _imports_submodule(package: str, node: ast.ImportFrom) -> bool:
     True as well for `from wakeful import …`: a module that loads names lazily does not show where
     they are defined.
     """
-    if package == _OURS:
+    if package == _WAKEFUL:
         return True
     module = importlib.import_module(package)
     return any(isinstance(getattr(module, alias.name, None), ModuleType) for alias in node.names)

@@ -28,7 +28,7 @@ ARCHITECTURES = {
     "granite": MODEL_ARCH.GRANITE, "granite_swa": MODEL_ARCH.GRANITE,
 }  # fmt: skip
 """By Transformers' `model_type`, what gguf calls its tensors as; a Mistral is a Llama."""
-_LOCAL: dict[str, Callable[[int], bool]] = {
+_IS_LOCAL: dict[str, Callable[[int], bool]] = {
     "gemma2": lambda layer: layer % 2 == 0,
     "gemma3_text": lambda layer: layer % 6 < 5,
     "smollm3": lambda layer: layer % 4 == 3,
@@ -36,16 +36,17 @@ _LOCAL: dict[str, Callable[[int], bool]] = {
 """Local layers by architecture, as in llama.cpp's code; in a SmolLM3 those without positions."""
 _LOCAL_THETA = 10_000.0
 """RoPE's base in a Gemma 3's local layers, which is in llama.cpp's code too."""
-_BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
-"""Layers of the models whose queries llama.cpp divides by the root of width / heads (27B)."""
+_LARGEST_MODELS = {"gemma2": 46, "gemma3_text": 62}
+"""Numbers of layers of the models of 27B, whose queries llama.cpp divides by the root of width /
+heads."""
 _ROPE_PATTERN = "{arch}.attention.rope_pattern"
 """Key of the layers that have positions, in llama.cpp and not yet in gguf."""
-_OURS = (
+_UNUSUAL_FIELDS = (
     "route", "depth", "normalizer", "embedding", "mlp_rotation", "qk_rotation", "stored_prefix",
     "scale_logits_by_layer", "logit_cap", "parallel",
 )  # fmt: skip
-"""Fields that are worth naming where no stock architecture is the model."""
-_PAIRED = ("llama", "smollm3", "granite", "granite_swa")
+"""Fields of parts that no or few stock architectures have, to be named in an error."""
+_PAIRS_NEIGHBORS = ("llama", "smollm3", "granite", "granite_swa")
 """Architectures whose rotary embedding pairs neighboring channels in llama.cpp."""
 Value = int | float | str | list[bool]
 
@@ -82,7 +83,7 @@ def _has_windows(model_type: str, config: ModelConfig) -> bool:
 
 def _local_layers(model_type: str, num_layers: int) -> tuple[int, ...]:
     """Return the layers that llama.cpp's code of an architecture treats as local."""
-    return tuple(filter(_LOCAL[model_type], range(num_layers)))
+    return tuple(filter(_IS_LOCAL[model_type], range(num_layers)))
 
 
 def _has_usual_layers(model_type: str, config: ModelConfig) -> bool:
@@ -114,12 +115,12 @@ def _check_llama_cpp(model_type: str, config: ModelConfig) -> None:
 
 def _list_unusual_fields(config: ModelConfig) -> str:
     """Return the end of an error message, which lists in parentheses why a model may be no stock
-    architecture: its values of the fields `_OURS` that are not the default; "" if there are none.
+    architecture: its values of `_UNUSUAL_FIELDS` that are not the default; "" if there are none.
     """
     default = ModelConfig()
     unusual = [
         f"model.{name} = {getattr(config, name)}"
-        for name in _OURS
+        for name in _UNUSUAL_FIELDS
         if getattr(config, name) != getattr(default, name)
     ]
     return f" ({', '.join(unusual)})" if unusual else ""
@@ -253,7 +254,7 @@ def convert_for_llama_cpp(
     factor = np.float32(_query_factor(model_type, config))
     if scales_queries and back:  # the steps back are taken in the reverse order
         array = array / factor
-    if model_type in _PAIRED and ("q_proj" in name or "k_proj" in name):
+    if model_type in _PAIRS_NEIGHBORS and ("q_proj" in name or "k_proj" in name):
         # RoPE rotates the channels i and i + d/2 of a head together; llama.cpp has such a pair
         # side by side.
         heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
@@ -297,6 +298,6 @@ def _query_factor(model_type: str, config: ModelConfig) -> float:
         return 1.0
     llama_cpp_scalar = config.shape.head_width
     # For the largest models, which it knows by their number of layers, llama.cpp takes another one.
-    if config.num_layers == _BY_WIDTH.get(model_type):
+    if config.num_layers == _LARGEST_MODELS.get(model_type):
         llama_cpp_scalar = config.width // config.num_heads
     return math.sqrt(llama_cpp_scalar / (config.query_scalar or config.shape.head_width))

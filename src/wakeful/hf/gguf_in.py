@@ -26,7 +26,7 @@ from wakeful.hf.weights_out import stock_architecture
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
-_COMPUTED = ("rope_freqs.weight", "output.weight")
+_COMPUTED_TENSORS = ("rope_freqs.weight", "output.weight")
 """Further tensors that llama.cpp needs, computed from the configuration or the embedding."""
 
 
@@ -91,7 +91,7 @@ def gguf_tensors(path: Path, config: ModelConfig) -> dict[str, Tensor]:
         tensors = gguf.GGUFReader(path).tensors
     for tensor in tensors:
         is_of_model = tensor.name in hf_names_by_gguf_name  # such as an untied head, output.weight
-        if not is_of_model and tensor.name in _COMPUTED:
+        if not is_of_model and tensor.name in _COMPUTED_TENSORS:
             continue
         # The caller refuses an unexpected tensor by its own name.
         name = hf_names_by_gguf_name.get(tensor.name, tensor.name)

@@ -55,7 +55,7 @@ _TYPES = {
     "q8_0": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-_LARGEST = float(np.finfo(np.float16).max)
+_LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 _BLOCK = 32
 """Numbers that share a scale in Q8_0 and Q4_0."""
 
@@ -73,11 +73,12 @@ def export_gguf(
 ) -> str:
     """Write a decoder that is a stock architecture to a GGUF file; return the architecture.
 
-    In "q8_0" and "q4_0" matrices have a scale every 32 inputs, as the package gguf rounds them; one
-    whose rows are not whole blocks stays float16, and "q4_0" keeps embedding and head in Q8_0.
-    Matrices that lie on a grid of llama.cpp, with their `steps`, are stored as they are there.
+    `storage` is the type of matrices. In "q8_0" and "q4_0" they have a scale every 32 inputs, as
+    the package gguf rounds them; a matrix whose rows are not whole blocks stays float16, and "q4_0"
+    keeps embedding and head in Q8_0. Matrices that are quantized for llama.cpp already, with
+    `steps`, are stored without further rounding. `name` is the model's name, by default the file's.
     `lineage` says where the weights come from, and `origin` names that model, with a slash as the
-    hub does. It is read back before it has its name.
+    hub does. The file is read back before it gets its name.
 
     Raises:
         WakefulError: the file exists, cannot be written or not be read back; the decoder is of no
@@ -108,10 +109,10 @@ def export_gguf(
                 writer.add_base_model_organization(0, organization)
                 writer.add_base_model_repo_url(0, f"https://huggingface.co/{origin}")
         grids = _find_grids(decoder, model_type, config, steps or {})
-        types = Counter(stored.name for stored, _ in grids.values())
+        type_counts = Counter(stored.name for stored, _ in grids.values())
         file_type = _TYPES[storage][1]
-        for name_of_type, _ in types.most_common(1):
-            file_type = gguf.LlamaFileType[f"MOSTLY_{name_of_type}"]
+        for most_common_type, _ in type_counts.most_common(1):  # none without grids
+            file_type = gguf.LlamaFileType[f"MOSTLY_{most_common_type}"]
         writer.add_file_type(file_type)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         add = {
@@ -120,8 +121,8 @@ def export_gguf(
         }  # fmt: skip
         for key, value in (gguf_metadata(model_type, config) | vocabulary).items():
             add[type(value)](key, value)
-        named = tokenizer.chat_templates.items()
-        writer.add_chat_template([{"name": name, "template": text} for name, text in named])
+        templates = tokenizer.chat_templates.items()
+        writer.add_chat_template([{"name": name, "template": text} for name, text in templates])
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
         writer.add_string(TOKENIZER, dump_tokenizer_files(tokenizer))
         for name_in_file, array in _iterate_arrays(decoder, model_type, config):
@@ -134,10 +135,10 @@ def export_gguf(
             stored = _choose_type(
                 array, storage, is_vocabulary=name_in_file.startswith(("token_embd", "output."))
             )
-            if stored != GGMLQuantizationType.F32 and not np.abs(array).max() <= _LARGEST:
+            if stored != GGMLQuantizationType.F32 and not np.abs(array).max() <= _LARGEST_FLOAT16:
                 raise WakefulError(
-                    f"{name_in_file} has a value past {_LARGEST:,}, the largest in half precision: "
-                    "choose gguf f32"
+                    f"{name_in_file} has a value past {_LARGEST_FLOAT16:,}, the largest in half "
+                    "precision: choose gguf f32"
                 )
             packed = gguf.quants.quantize(array, stored)
             writer.add_tensor(name_in_file, packed, raw_dtype=stored)

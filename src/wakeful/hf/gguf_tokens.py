@@ -21,7 +21,7 @@ _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHER = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SPLITS = {
+_NAMES_BY_PATTERN = {
     (rf"{_WORDS}|\p{{N}}{{1,3}}|{_OTHER}|{_REST}", True): "llama-bpe",
     (rf"{_WORDS}|\p{{N}}{{1,3}}|{_OTHER}|{_REST}", False): "dbrx",
     (rf"{_WORDS}|\p{{N}}|{_OTHER}|{_REST}", False): "qwen2",
@@ -34,11 +34,11 @@ _SPLITS = {
 """llama.cpp's names of pre-tokenizers, by their pattern and by `ignore_merges`: whether a word that
 is a token is taken without merging."""
 _SPACE = "\u2581"
-_MOST_ENDS = 3
+_MOST_END_TOKENS = 3
 """Tokens that end what a model writes, of which a file has a key for each."""
 _PHI3, _PHI3_KEPT = ("phi-3", "phi3"), {"<unk>", "<s>", "<|endoftext|>"}
 """Models behind whose special tokens, but these, llama.cpp drops white space."""
-_RARE = -1000.0
+_UNMERGED_SCORE = -1000.0
 """The score of tokens that no merge makes."""
 
 
@@ -102,7 +102,7 @@ def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
             f"the tokens {tokenizer.closing} after a text, which are not the end of text alone"
         )
     num_ends = len(_list_end_tokens(tokenizer))
-    if num_ends > _MOST_ENDS:
+    if num_ends > _MOST_END_TOKENS:
         raise _not_expressible(f"{num_ends} tokens that end generation")
 
 
@@ -174,7 +174,7 @@ def _pre_tokenizer_name(table: dict[str, Any]) -> str:
             return "smollm"
         if step_types == ["Split", "ByteLevel"] and not uses_gpt2_pattern and _isolates(steps[0]):
             pattern = steps[0].get("pattern", {}).get("Regex", "")
-            name = _SPLITS.get((pattern, bool(table["model"].get("ignore_merges"))))
+            name = _NAMES_BY_PATTERN.get((pattern, bool(table["model"].get("ignore_merges"))))
             if name is not None:
                 return name
     raise WakefulError(
@@ -230,7 +230,7 @@ def _sentencepiece_fields(
     kinds = [special_types.get(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
     for token in tokens:  # tokens without a score: no merge makes them
         is_character = len(token) == 1
-        scores.setdefault(token, -float(len(order)) if is_character else _RARE)
+        scores.setdefault(token, -float(len(order)) if is_character else _UNMERGED_SCORE)
     return {
         _KEYS.MODEL: "llama", _KEYS.PRE: "default", _KEYS.LIST: tokens, _KEYS.TOKEN_TYPE: kinds,
         _KEYS.SCORES: [scores[token] for token in tokens],

@@ -36,7 +36,7 @@ from wakeful.variants import build
 from wakeful.variants.roles import HEAD, HasRoles, Role, RoleMarks, mark_roles, role_of, roles_of
 
 _logger = logging.get_logger(__name__)
-_ROOM = 256
+_INITIAL_CAPACITY = 256
 """Tokens that a new cache has room for; it doubles whenever they are used up."""
 _VARIANT_FOLDERS = {
     ValueRoute: "routes", DepthMix: "depth", Embedding: "embeddings", Normalizer: "normalizers",
@@ -98,7 +98,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self._decoder.add_module("embed", value)
 
-    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
+    def new_cache(self, batch_size: int, capacity: int = _INITIAL_CAPACITY) -> WakefulCache:
         """Return an empty cache, to pass as `cache`, or as `past_key_values`, its older name. It
         has room for `capacity` tokens, and grows when they are used up.
         """
@@ -282,7 +282,7 @@ class WakefulModel(WakefulPreTrainedModel):
                 )
             return cache
         if use_cache or (use_cache is None and self.config.use_cache and not self.training):
-            return self.new_cache(x.shape[0], max(_ROOM, x.shape[1]))
+            return self.new_cache(x.shape[0], max(_INITIAL_CAPACITY, x.shape[1]))
         return None
 
 

@@ -76,7 +76,9 @@ def name_projections(decoder: Decoder) -> None:
 
 
 def projection_name(parameter: str) -> str:
-    """Return a decoder parameter's name after `name_projections`."""
+    """Return a decoder parameter's name after `name_projections`, such as
+    "blocks.0.mlp.up.up_proj.weight" for "blocks.0.mlp.up.weight".
+    """
     parent, _, leaf = parameter.rpartition(".")
     name = PROJECTION_NAMES.get(".".join(parent.split(".")[-2:]))
     return f"{parent}.{name}.{leaf}" if name else parameter

@@ -40,14 +40,14 @@ _TOKENS = (2, 32)
 """Number and length of the sequences that both models read."""
 _LONGEST = 256
 """Most tokens of a single sequence that is longer than a sliding window."""
-_EXACT = 1e-4
+_NEGLIGIBLE = 1e-4
 """The difference of a logit over the largest one, or of all logits over their size (root mean
 square), that rounding of activations explains."""
-_ROUNDING = 3.0
+_ROUNDING_FACTOR = 3.0
 """Largest difference, as a multiple of the change by rounding the weights."""
 _OTHER_MODEL = 0.5
 """The difference over the size of the logits from which the written model is another one."""
-_UNPACKED = 4
+_UNPACKED_BYTES = 4
 """Most bytes in memory of a quantized number that takes at most one byte in its file."""
 
 
@@ -94,17 +94,17 @@ def read_back(
         raise Unreadable(f"{type(error).__name__}: {first_line(error)}") from None
     logits = _float32_logits(expected, tokens)
     largest_difference = float((written_logits - logits).abs().max())
-    if largest_difference <= _EXACT * float(logits.abs().max()):
+    if largest_difference <= _NEGLIGIBLE * float(logits.abs().max()):
         return
     size = float(logits.norm())
     difference = float((written_logits - logits).norm()) / size
-    if difference <= _EXACT:
+    if difference <= _NEGLIGIBLE:
         return
     # How far rounding the weights, as the files do, moves the logits of the model itself.
     rounding = rounding or RoundedParameters(_rounding_of_files(folder))
     rounded_logits = _float32_logits(expected, tokens, rounding)
     rounding_effect = float((rounded_logits - logits).norm()) / size
-    if difference <= _ROUNDING * rounding_effect:
+    if difference <= _ROUNDING_FACTOR * rounding_effect:
         return
     # Not `difference > _OTHER_MODEL`, which is false for NaN. Where rounding alone changes much, a
     # difference does not prove another model.
@@ -158,7 +158,7 @@ def _load_by_transformers(folder: Path) -> nn.Module | None:
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     quantized = getattr(config, "quantization_config", None) is not None
     with Shards(folder) as tensors:
-        if quantized and _UNPACKED * tensors.num_bytes > free_memory(torch.device("cpu")):
+        if quantized and _UNPACKED_BYTES * tensors.num_bytes > free_memory(torch.device("cpu")):
             return None
         # Transformers would silently leave out online rotations and the scales of a quantized
         # cache; `load_hf_model` applies them, as vLLM does.

@@ -42,10 +42,10 @@ _UNSUPPORTED = {
     "layer_head_mask": "got a head mask",
     "cache": "got a paged cache",
 }
-_HIDDEN = -1e9
+_HIDDEN_BIAS = -1e9
 """Value of an additive mask at or below which a pair of tokens is hidden; in float16, whose range
 ends before, its least value."""
-_FIELD = "attn_implementation"
+_CONFIG_FIELD = "attn_implementation"
 """Field of config.json that Transformers reads, and never writes itself."""
 
 
@@ -73,7 +73,7 @@ def _add_softmax1_field(to_dict: Any) -> Any:
     def to_dict_with_softmax1(config: PreTrainedConfig) -> dict[str, Any]:
         """Return the table of `to_dict`, with the field where the configuration needs it."""
         table, choice = to_dict(config), softmax1_choice(config)
-        return table if choice is None else table | {_FIELD: choice}
+        return table if choice is None else table | {_CONFIG_FIELD: choice}
 
     to_dict_with_softmax1.writes_softmax1 = True  # pyright: ignore[reportAttributeAccessIssue]
     return to_dict_with_softmax1
@@ -222,8 +222,8 @@ def _to_boolean_mask(module: nn.Module, mask: Tensor, queries: int, keys: int) -
             f"{type(module).__name__} gives {tuple(mask.shape)}"
         )
     if mask.dtype != torch.bool:
-        # The range of float16 ends before `_HIDDEN`: there its least value hides a key.
-        hidden = mask <= max(_HIDDEN, torch.finfo(mask.dtype).min)
+        # The range of float16 ends before `_HIDDEN_BIAS`: there its least value hides a key.
+        hidden = mask <= max(_HIDDEN_BIAS, torch.finfo(mask.dtype).min)
         has_no_bias = (hidden | (mask == 0)).all()
         problem = (
             f"{SOFTMAX1} takes masks that show or hide a token, and the one of "

@@ -24,7 +24,7 @@ transforms."""
 _GROUP = "inner"
 _SIZE_ATTRIBUTES = {"input": "in_features", "output": "out_features"}
 """Attribute of a linear layer that gives a transform's size, by the transform's location."""
-_FOLDED = ("weight_input", "weight_output")
+_FOLDED_LOCATIONS = ("weight_input", "weight_output")
 """Locations of transforms that are folded into the stored weights."""
 
 
@@ -109,7 +109,7 @@ def attach_transforms(
             raise _transform_error(source, name, problem)
         for application in group["apply"]:
             location = application["location"]
-            if location in _FOLDED:  # the stored weights are transformed already
+            if location in _FOLDED_LOCATIONS:  # the stored weights are transformed already
                 continue
             if location not in _SIZE_ATTRIBUTES:
                 raise _transform_error(source, name, f"acts on {location}")

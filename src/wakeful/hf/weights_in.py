@@ -28,7 +28,7 @@ from wakeful.model.initialize import build_on_meta
 from wakeful.probes.running import is_quantized, refuse_adapters
 from wakeful.variants.implementations import SOFTMAX1
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
 
 
@@ -108,7 +108,7 @@ def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Fa
         as_it_is = "diagnose and quantize take it as it is"
         if is_hybrid(config):
             why = f"it has layers of linear attention (layer_types); {as_it_is}"
-        elif any(getattr(config, name, None) for name in _EXPERTS):
+        elif any(getattr(config, name, None) for name in _EXPERT_COUNTS):
             why = f"it is a mixture of experts; {as_it_is}"
         raise WakefulError(f"our decoder cannot be a {model_type}: {why}")
     family = FAMILIES[model_type]

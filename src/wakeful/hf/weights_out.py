@@ -20,9 +20,9 @@ from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer, special_ids_ar
 from wakeful.errors import WakefulError
 from wakeful.guard import wrap_errors
 from wakeful.hf.checkpoint_reader import (
-    INDEX,
-    ONE,
+    INDEX_FILE,
     PAD,
+    SINGLE_FILE,
     corrected_config,
     pad_token_with_row,
     suppress_warnings,
@@ -41,7 +41,7 @@ from wakeful.runs.run import disk_errors, save_tensors
 
 SHARD = "2GB"
 """Largest file of weights, which is held in memory while it is written."""
-_IDS = ("bos_token_id", "eos_token_id", PAD)
+_ID_FIELDS = ("bos_token_id", "eos_token_id", PAD)
 _TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 Ids = dict[str, int | list[int] | None]
 _MATCH_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -267,7 +267,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
     """Write tensors as one safetensors file, or as several of at most `shard` bytes ("2GB") with
     their index.
     """
-    pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
+    pattern = SINGLE_FILE.replace(".safetensors", "{suffix}.safetensors")
     # Shapes and types suffice to plan the files.
     meta_tensors = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -281,7 +281,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
         save_tensors(shard_tensors, folder / file, {"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
 def write_texts(tokenizer: Tokenizer, folder: Path, config: PreTrainedConfig, rows: int) -> None:
@@ -307,7 +307,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, rows: i
     text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
     (folder / CONFIG).write_text(text, "utf-8")
     generation = json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
-    bos_ids, eos_ids, pad_ids = (token_ids(generation, name) for name in _IDS)
+    bos_ids, eos_ids, pad_ids = (token_ids(generation, name) for name in _ID_FIELDS)
     pad = pad_token_with_row(pad_ids[0] if pad_ids else tokenizer.pad, rows)
     eos = eos_ids[0] if eos_ids else tokenizer.end
     ids: Ids = {

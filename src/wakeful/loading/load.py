@@ -21,8 +21,8 @@ from wakeful.device import choose_device, free_memory, parse_dtype
 from wakeful.errors import WakefulError, did_you_mean, did_you_mean_path
 from wakeful.guard import wrap_errors
 from wakeful.hf.checkpoint_reader import (
-    INDEX,
-    ONE,
+    INDEX_FILE,
+    SINGLE_FILE,
     SMOLLM2,
     Shards,
     load_hf_model,
@@ -237,7 +237,8 @@ def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, tor
     folder = location.path
     if location.kind == "hub":  # the model has been loaded, so its files are in the cache
         names = (
-            huggingface_hub.try_to_load_from_cache(location.name, file) for file in (ONE, INDEX)
+            huggingface_hub.try_to_load_from_cache(location.name, file)
+            for file in (SINGLE_FILE, INDEX_FILE)
         )
         folder = next((Path(name).parent for name in names if isinstance(name, str)), None)
     if folder is None or location.kind in ("run", "gguf"):

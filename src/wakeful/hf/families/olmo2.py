@@ -9,7 +9,9 @@ from wakeful.hf.families import llama
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of an OLMo 2 to ours."""
+    """Convert the configuration of an OLMo 2 to ours: a Llama's, but with norms after its sublayers
+    and over all queries and all keys of a token.
+    """
     as_llama = llama.from_hf_config(config, max_length)
     return dataclasses.replace(as_llama, placement="reordered", qk_norm=True, qk_norm_whole=True)
 
