@@ -245,13 +245,13 @@ def _flat_name(module: str) -> str:
 
 
 def _list_variants(decoder: Decoder) -> list[type[Variant]]:
-    """Return the classes of all variants in a decoder, and their base classes that belong to
-    wakeful, sorted by name. A user's base classes are not listed: they are copied with the user's
-    modules.
+    """Return the classes of all variants in a decoder (routes, norms …), and their base classes
+    that belong to wakeful, sorted by name. A user's base classes are not listed: they are copied
+    with the user's modules.
     """
-    parts: list[object] = [*decoder.modules(), decoder.placement]
+    parts: list[object] = [*decoder.modules(), decoder.placement]  # a placement is no module
     if decoder.config.positions == "rotary":
-        parts.append(decoder.rotary.scaling)
+        parts.append(decoder.rotary.scaling)  # nor is a scaling of RoPE
     classes = {type(part) for part in parts if isinstance(part, Variant)}
     bases = {
         base

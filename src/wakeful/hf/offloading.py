@@ -51,7 +51,7 @@ def offloaded_weights_loaded(decoder: Decoder) -> Iterator[None]:
 
 def _modules_read_directly(decoder: Decoder) -> Iterator[nn.Module]:
     """Yield the modules whose weights a decoder may read without calling the module: learned
-    positions, and variants and stored prefixes with the modules inside them.
+    positions, and variants (routes, norms …) and stored prefixes with the modules inside them.
     """
     if decoder.config.positions == "learned":
         yield decoder.positions

@@ -175,7 +175,7 @@ def _load_by_transformers(folder: Path) -> nn.Module | None:
         if quantized:
             return model
         restore_wide_tensors(model, tensors)
-        return page_matrices(model, torch.float32)
+        return page_matrices(model, torch.float32)  # a matrix is cast to float32 only while in use
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer | PreTrainedTokenizerBase) -> None:

@@ -124,7 +124,8 @@ def convert_hf_config(config: PreTrainedConfig, max_length: int = 0) -> tuple[Fa
 
 
 def _set_attention_normalizer(model: PreTrainedModel, config: ModelConfig) -> ModelConfig:
-    """Return our configuration with the normalizer that the model's `attn_implementation` computes.
+    """Return our configuration with the normalizer (the function from attention logits to weights)
+    that the model's `attn_implementation` computes.
 
     It is softmax-1 for `SOFTMAX1`. An implementation of Transformers' own computes the normalizer
     that `config` has already.

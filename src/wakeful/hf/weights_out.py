@@ -130,8 +130,8 @@ def architecture_to_write(
     """Choose the architecture to write a decoder as; return its `model_type`, its configuration and
     the tokenizer to write beside it.
 
-    It is the one of `stock_architecture`, or our own class where Transformers would read another
-    tokenizer beside the stock one.
+    It is the architecture of Transformers that is the same model (`stock_architecture`). It is our
+    own class where there is none, or where Transformers would read another tokenizer beside it.
 
     Raises:
         WakefulError: Transformers reads another tokenizer beside both.
