@@ -286,7 +286,8 @@ class SearchTexts:
     @classmethod
     def spread(cls, tokens: Tensor, length: int, opening: tuple[int, ...] = ()) -> "SearchTexts":
         """Cut `num_rows` sequences of `length` tokens, evenly spread over a text's tokens (N,), and
-        split them by their use. The text must have enough tokens for them.
+        split them by their use. The text must have enough tokens for them. The uncured model reads
+        the tokens `opening` before each sequence.
         """
         stride = len(tokens) // (cls.num_rows * length)  # counted in sequences
         sequences = tokens[: len(tokens) // length * length].view(-1, length)

@@ -502,11 +502,12 @@ def _reader_without_bos(loaded: Model) -> Callable[[], AnyTokenizer]:
     if turn is None:  # a template without a user's turn, or none, stays as it is
         return lambda: tokenizer
     begins_with_bos = turn.before[:1] == [tokenizer.bos]
-    # Some templates, such as SmolLM2's, begin every turn with the token that is also BOS.
+    # The template still writes BOS, once, at the beginning. In some templates, such as SmolLM2's,
+    # BOS is also the token that begins or ends every turn, and has to stay.
     if begins_with_bos and tokenizer.bos not in turn.before[1:] + turn.after:
         raise WakefulError(
-            f"the chat template of {loaded.name} writes BOS by its name, which stands before every "
-            "text of a cured model already: have it write bos_token"
+            f"the chat template of {loaded.name} writes BOS by its name, but a cured model has it "
+            "before every text already: have the template write bos_token"
         )
     return lambda: tokenizer
 

@@ -155,12 +155,12 @@ def advise(
     trials, best = _try_cures(cures, has_sink=has_sink)
     if best is None:
         problem = _SINK if has_sink else "outliers"
-        results = cures.why_not_rotatable  # nothing could be tried
+        reason = cures.why_not_rotatable  # if nothing could be tried
         if trials:
-            results = f"Tried on {_describe_windows(windows)}. " + ". ".join(
+            reason = f"Tried on {_describe_windows(windows)}. " + ". ".join(
                 f"If you {trial.cure}, {trial.describe_change(cures.uncured)}" for trial in trials
             )
-        return Advice(words=f"{loaded.name} has {problem}. {results}")
+        return Advice(words=f"{loaded.name} has {problem}. {reason}")
     return Advice(words=_describe_advice(best, cures, has_sink), arguments=" ".join(best.options))
 
 
@@ -319,6 +319,7 @@ class _CureTrials:
         except WakefulError:
             return None
         token, trial = self.choice.token, self.stored_bos
+        # If the best token is BOS, `stored_bos` is its trial.
         if trial is None or [*token.tokens] != self.loaded.start_tokens("on"):
             cured = surgery.store_prefix(self.decoder, token.tokens)
             # Sinks and outliers are measured here; the losses on all windows were by the choice.

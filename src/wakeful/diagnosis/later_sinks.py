@@ -47,6 +47,7 @@ class LaterSink:
         return self.share - self.even
 
     def __str__(self) -> str:
+        """Return a clause on the kind's share and mass, and the share under even attention."""
         is_or_are, receive = "is", "receives"
         if self.name == _DELIMITERS:
             is_or_are, receive = "are", "receive"

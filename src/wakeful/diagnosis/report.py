@@ -144,8 +144,8 @@ def _band(metric: str, num_sequences: int) -> tuple[pl.Expr, pl.Expr]:
     """
     value = pl.col("value")
     # A single sequence has no error, hence a band of no width; max keeps the factor finite.
-    errors = interval_half_width(1.0, max(2, num_sequences))
-    half_width = pl.col("standard_error").fill_null(0) * errors
+    factor = interval_half_width(1.0, max(2, num_sequences))
+    half_width = pl.col("standard_error").fill_null(0) * factor
     low, high = value - half_width, value + half_width
     if metric in _LOG:
         # A logarithmic axis has no place for 0: the band goes down one power of ten at most.
@@ -267,7 +267,7 @@ def after_cure(
     """
     if not helped:
         command = f"wakeful diagnose {shlex.quote(source)} {reading}".rstrip()
-        return [NextStep("see which cure costs no loss", command)]
+        return [NextStep("see which cure does not raise the loss", command)]
     models = shlex.join([source, str(folder)])
     quantize = shlex.join(["--scheme", *schemes]) if schemes else ""
     return [
@@ -410,6 +410,7 @@ def _half_intervals(diagnosis: ModelDiagnosis) -> dict[str, float | None]:
         },
     }
     count = diagnosis.num_sequences
+    # `error and` lets None and 0 pass.
     return {key: error and interval_half_width(error, count) for key, error in errors.items()}
 
 

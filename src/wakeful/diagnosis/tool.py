@@ -66,7 +66,9 @@ class Diagnosis(MeasuredResult):
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write the rows, summary.json and report.html to a new folder; return it."""
+        """Write a new run directory with diagnosis.parquet (the rows), summary.json, report.html
+        and the charts that `figures` asks for; return the folder.
+        """
         return self.write_run(
             folder, "diagnose", self.machine, models=list(self.sources),
             files={"diagnosis.parquet": self.frame},

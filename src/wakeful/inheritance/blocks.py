@@ -107,7 +107,7 @@ def departures(
     if config.route != reference.config.route:
         # It returns a reason, "" if the route can start where it changes nothing.
         reasons.append(target.route.start_plain())
-        if reference.config.route != "own":
+        if reference.config.route != "own":  # "own" is the plain route, in which nothing is lost
             reasons.append(f"the reference's own route {reference.config.route} is gone")
         for kind in _PROJECTIONS:
             owned = [t for t, source in pairs if reference.plan.owns(kind, source)]
@@ -236,6 +236,7 @@ def _keep_logits(target: Decoder, layer: int, source: int) -> None:
         return
     read_kinds = {read.kind for reads in target.plan.reads for read in reads}
     mixes_queries = any("query" in route.mixes for routes in target.plan.routes for route in routes)
+    # Queries are shared if other layers read them, a route mixes them, or they are borrowed here.
     if "query" in read_kinds or mixes_queries or not target.plan.owns("query", layer):
         raise WakefulError(
             f"layer {source} cannot become layer {layer}: model.scale_logits_by_layer divides "

@@ -88,6 +88,7 @@ def check_bridge(decoder: Decoder) -> None:
                 f"behind the matrix that would carry a bridge; give --bridge.map none"
             )
         norm = behind_mlp(block)
+        # A norm that only scales channels has its own method; that of the base class raises.
         if norm is not None and type(norm).take_scale_and_bias is Norm.take_scale_and_bias:
             raise WakefulError(
                 f"model.norm = {norm} behind the matrix that would carry a bridge does more than "
@@ -247,7 +248,8 @@ def _rescale_norm(norm: Norm, heir: TextStream, reference: TextStream) -> float:
         n, out, y = (
             widened(part)[~firsts] for part in (added, block_output, state.to(added.device))
         )
-        z, n = (y - (out - n) - shift).double(), (n - shift).double()
+        rest = out - n
+        z, n = (y - rest - shift).double(), (n - shift).double()
         weights = stream_weights(y).double().unsqueeze(1)
         nn_sum = nn_sum.to(z.device) + (weights * n * n).sum(0)
         nz_sum = nz_sum.to(z.device) + (weights * n * z).sum(0)

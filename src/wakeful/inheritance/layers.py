@@ -143,6 +143,7 @@ def growth_order(angles: Sequence[Sequence[float]], num_layers: int) -> list[int
     stop = start + num_dropped  # the run is [start, stop)
     order = [*range(start), *range(stop, total)]
     while start < stop:
+        # The angle over the rest, without the run's first layer and without its last.
         if angles[start + 1][stop] <= angles[start][stop - 1]:
             order.append(start)
             start += 1

@@ -53,7 +53,7 @@ def prepare_text(options: InheritOptions, reference: Model, show: Display) -> Da
             f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
             f"and its embedding {size}"
         )
-    dropped = data.info.get("overlap")  # what that search left out
+    dropped = data.info.get("overlap")  # held-out text that was left out; None without a search
     if not dropped:
         raise WakefulError(
             f"{source} was prepared with keep_overlap: what an heir remembers of its validation "

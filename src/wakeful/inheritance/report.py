@@ -53,9 +53,9 @@ def inheritance_verdicts(summary: InheritanceSummary) -> list[str]:
         for arm in summary.arms if not arm.heir
     )  # fmt: skip
     saved = (
-        f"It has {heir.parameters / reference.parameters:.1%} of the reference's parameters "
-        f"and {heir.cache_bytes_per_token / reference.cache_bytes_per_token:.1%} of its key/value "
-        "cache."
+        f"{heir.name} has {heir.parameters / reference.parameters:.1%} of the reference's "
+        f"parameters and {heir.cache_bytes_per_token / reference.cache_bytes_per_token:.1%} of its "
+        "key/value cache."
     )
     return [*baselines, saved]
 

@@ -35,14 +35,15 @@ class Inheritance(StoredResult):
 
     @property
     def frame(self) -> pl.DataFrame:
-        """One row per arm and evaluation: arm, run, step, tokens, loss, standard_error.
+        """A row for each evaluation of each model that was trained (an arm: an heir or a baseline):
+        arm, run, step, tokens, loss, standard_error.
 
-        Without training each arm has one, at step 0, and no run.
+        Without training it is one row: the heir's at step 0, with no run.
         """
         if self.untrained is not None:
             return self.untrained.frame
         return pl.DataFrame(
-            [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
+            [{"arm": arm.name, **to_table(point)} for arm in self._read.arms for point in arm.curve]
         )
 
     @property

@@ -56,7 +56,7 @@ class TextStream:
             for number, (x, flow) in enumerate(self.parts):
                 with self.autocast:
                     out, memory = self.blocks[self.layer](x, flow)
-                flow.memory.update(memory)
+                flow.memory.update(memory)  # what later layers read of this one
                 self.parts[number] = out, flow
             self.layer += 1
 

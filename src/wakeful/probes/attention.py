@@ -25,8 +25,8 @@ class Sinks(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add every head's share and mass of the first key, with and without row 0, and its mass on
-        a stored prefix.
+        """Add every head's share and mass of the first key, with and without query 0 (row 0), which
+        sees that key alone, and its mass on a stored prefix if there is one.
         """
         for statistics in event.statistics:
             length = statistics.column_sums.shape[-1]
@@ -73,6 +73,7 @@ class KeyShares(Probe):
         self._last_layer = event.layer
         for index, statistics in enumerate(event.statistics, start=self._first_sequence):
             length = statistics.column_sums.shape[-1]
+            # For each head and key: queries whose largest weight is on the key, and all weights.
             leading, mass = statistics.leading_rows.clone(), statistics.column_sums.clone()
             if length > 1:
                 leading[:, 0] -= statistics.row_0_dominated
@@ -188,7 +189,9 @@ class Values(MeanProbe):
         self.curve = curve
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add the spectrum and the drain of values, heads joined and one by one."""
+        """Add the largest eigenvalue and the drain of values, with heads joined and one by one, and
+        the spectrum with heads joined. A drain needs a second token.
+        """
         for sequence in event.sequences:
             v = sequence.values
             joined = v.transpose(0, 1).flatten(1)

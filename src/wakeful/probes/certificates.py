@@ -70,6 +70,7 @@ def column_bounds(
     # 1e-5 of slack on both sides: the sums were made in float32.
     low = torch.ceil(lower * (1 - 1e-5)).clamp_min(1).long()
     high = mass_columns(column_energy, min(1.0, tau * (1 + 1e-5)))
+    # min: rounding must not put the lower bound above the upper one.
     return [RankBounds(min(a, b), b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
 
 
@@ -124,19 +125,20 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
     energy = float(column_energy.sum())
     # 1e-5 of slack: the sums may have been made in float32.
     high = int(mass_columns(column_energy, min(1.0, tau * (1 + 1e-5))))
-    bounds, previous = RankBounds(1, high), 0
-    if bounds.closed:
+    bounds = RankBounds(1, high)
+    if bounds.closed:  # one column alone holds τ of the energy
         return 1
+    previous_count = 0
     for drop in _DROPS:
         columns = kept_columns(column_energy, high, drop)
-        if len(columns) == previous:
+        if len(columns) == previous_count:
             continue  # the same columns would give the same bounds
         part = A if len(columns) == A.shape[1] else A.index_select(1, columns)
         G = gram(part, columns if causal else None)
         bounds = bounds.meet(_spectrum_bounds(G, energy, tau, rounding_error(A.dtype, A.shape[0])))
         if bounds.closed:
             return bounds.high
-        previous = len(columns)
+        previous_count = len(columns)
     return exact_rank(A, tau, causal=causal)
 
 

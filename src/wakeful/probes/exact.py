@@ -65,8 +65,8 @@ def token_importance(A: Float[Tensor, "*H L L"]) -> Float[Tensor, "*H L"]:
 def entropy(importance: Float[Tensor, "*H L"]) -> Float[Tensor, "*H"]:
     """e = −Σ_j a'_j ln a'_j in nats, a' = a / Σ a (eq. 11). LOW means concentrated.
 
-    The official code averages A over heads first: pass the mean importance over heads. It is 0
-    where nothing is attended to.
+    The official code averages A over heads first: pass the mean importance over heads. The entropy
+    is 0 where nothing is attended to.
     """
     total = importance.sum(-1, keepdim=True)
     share = importance / total.clamp_min(torch.finfo(total.dtype).tiny)
@@ -99,7 +99,7 @@ def first_key_mass(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> Fl
 def rank(A: Float[Tensor, "*H L L"], tau: float = 0.9) -> Tensor:
     """min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i² (When Attention Collapses, section 2): integers.
 
-    The demo's variant passes A averaged over the batch.
+    The paper's demo passes A averaged over the batch.
     """
     energy = torch.linalg.svdvals(A).square().cumsum(-1)
     return (energy < tau * energy[..., -1:]).sum(-1) + 1

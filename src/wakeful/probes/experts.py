@@ -35,6 +35,7 @@ class Experts(nn.Module):
             weights = fused._parameters[name].detach().unbind()
             bias = fused._parameters.get(f"{name}_bias")
             biases = [None] * len(weights) if bias is None else bias.detach().unbind()
+            # A linear layer has (outputs, inputs); some classes keep them the other way round.
             layers = [
                 _linear(weight.T if fused.is_transposed else weight, bias)
                 for weight, bias in zip(weights, biases, strict=True)
@@ -51,6 +52,7 @@ class Experts(nn.Module):
         activate = self.inner._apply_gate if self.has_gate else self.inner.act_fn
         y = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
+            # The tokens that chose this expert, and its place among their k experts.
             token, slot = torch.where(chosen == expert)
             output = self.down_proj[expert](activate(up[expert](x[token])))
             if self.has_norm:

@@ -152,9 +152,9 @@ class HuggingFaceSource:
             return output
 
         def restore() -> None:
-            del interface[name]  # which uncovers the library's own entry
+            del interface[name]  # after that the library's own entry is seen again
             if stock is not None and interface.get(name) is not stock:
-                interface[name] = stock  # another watch's, or the user's own
+                interface[name] = stock  # it was another watch's, or the user's own
 
         interface[name] = attend_and_emit
         stack.callback(restore)

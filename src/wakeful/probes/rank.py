@@ -107,9 +107,8 @@ class Ranks(MeanProbe):
             ),
             rows.filter(metric="mass_columns"),
         ]
-        frames += [
-            self._layer_rows(layer) for _, layer in heads.group_by("layer", maintain_order=True)
-        ]
+        heads_by_layer = heads.group_by("layer", maintain_order=True)
+        frames += [self._layer_rows(layer_heads) for _, layer_heads in heads_by_layer]
         return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
 
     def _layer_rows(self, heads: Frame) -> Frame:

@@ -82,6 +82,7 @@ class DecoderSource:
         pairs of query and key that are seen.
         """
         dot = attention.dot
+        # At most one of the layer's routes calls attention itself; other layers give 1.
         heads_per_value = next((route.heads_per_value(layer) for route in attention.attenders), 1)
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         stored_keys = None
@@ -179,7 +180,7 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
             for probe in probes:
                 probe.see(event)
 
-    forwards: list[None] = []
+    forwards: list[None] = []  # an entry for each pass of the model
     with hooked({"": model}, after=lambda *_: forwards.append(None)), source.open(emit):
         yield Watch(probes)
     if forwards and not num_attention_events:
