@@ -153,7 +153,7 @@ class SublayerBlock(PeriBlock):
         After each sublayer the mix computes the next sublayer's input from the sublayer's output
         and the state. If it `mixes_qkv`, queries, keys and values have separate inputs.
         """
-        (depth,) = self.depth
+        (depth,) = self.depth  # a list of one, so that the mix is no submodule of the block
         if self.mixes_qkv:
             query, key, value = map(
                 self.attention_norm, depth.qkv_inputs(self.sublayer_index, x, state)

@@ -127,7 +127,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         rope: RopeScaling | str | None = None,
         embedding: Embedding | str | None = None,
     ) -> None:
-        """Build the model of a configuration; an argument replaces its field of that name."""
+        """Build the model that a configuration describes; an argument, a variant or its expression,
+        replaces the configuration's field of the same name.
+        """
         arguments = locals()  # an argument has the name of its field
         super().__init__()
         expressions: dict[str, str] = {}

@@ -41,8 +41,8 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
 @torch.no_grad()
 def fill(decoder: Decoder, seed: int) -> Decoder:
-    """Replace a decoder's matrices on the meta device, which have no memory as it was built in
-    `without_matrices`, by matrices with their initial values. Return the decoder.
+    """Give memory and initial values to the matrices that a decoder, built in `without_matrices`,
+    has on the meta device. Return the decoder, which is changed in place.
 
     Inside `torch.device("meta")`, where nothing is to have memory, the decoder is unchanged.
     """

@@ -39,8 +39,8 @@ def rebuild_decoder(
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is, or, of an inference tensor, a copy: outside of inference mode such
-    a tensor cannot be a parameter.
+    """Return a tensor as it is, but copied if it is an inference tensor, which cannot be a
+    parameter outside of inference mode.
     """
     if not tensor.is_inference() or torch.is_inference_mode_enabled():
         return tensor

@@ -223,6 +223,7 @@ class RotatedParameter:
         """Return zeros in the parameter's shape for a moment, with the rotated axis contiguous in
         memory.
         """
+        # Made with the rotated axis last, and then viewed in the parameter's shape.
         shape = self.turn(parameter).shape
         return self.turn(parameter.new_zeros(shape, dtype=moment_dtype(parameter)))
 
@@ -305,7 +306,7 @@ def transform(rows: Tensor, factors: tuple[Tensor | int, ...]) -> Tensor:
 
 
 @functools.cache
-@torch.inference_mode(False)  # they are kept, and autograd refuses tensors made in that mode
+@torch.inference_mode(False)  # cached for later: autograd refuses tensors of inference mode
 def transform_factors(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the Kronecker factors of the transform F of `width` channels, outermost first: each is
     a symmetric orthogonal matrix, or an int for a Hartley transform that goes by FFT.

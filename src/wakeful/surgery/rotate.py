@@ -55,19 +55,20 @@ def rotate(
     inner: bool = False,
     seed: int = 0,
 ) -> Decoder:
-    """Return a decoder with the same logits whose residual stream lies in another basis.
+    """Return a decoder with the same logits whose residual stream has another basis.
 
     With an orthogonal Q, matrices that read the stream become W Qᵀ, those that write to it Q W,
-    embeddings e Qᵀ, after the scales of norms are multiplied into what reads them (SliceGPT,
-    2401.15024, section 3; QuaRot, 2404.00456).
+    embeddings e Qᵀ. Before that the scales of norms are multiplied into the matrices that read them
+    (SliceGPT, 2401.15024, section 3; QuaRot, 2404.00456).
 
     Args:
-        decoder: is not changed; the result shares no weights with it.
+        decoder: is not changed. The result shares no weights with it; without `stream` it shares
+            those outside the blocks.
         rotation: kind of rotation.
         stream: whether to rotate the residual stream. Without it norms may have any placement.
         values: whether to rotate every head's values.
-        inner: whether to rotate the inputs of the feed-forward networks' last projections. This
-            happens in every forward pass, so that the result has no stock architecture.
+        inner: whether to rotate the inputs of the feed-forward networks' last projections. This is
+            done in every forward pass, so the result's architecture is none of Transformers'.
         seed: seeds random rotations.
 
     Raises:
@@ -75,8 +76,9 @@ def rotate(
     """
     kind = check_rotates(decoder, rotation, stream=stream, values=values)
     stream = stream and type(kind) is not Identity
-    inner = inner and not decoder.config.mlp_rotation
+    inner = inner and not decoder.config.mlp_rotation  # they may be rotated already
     plain = folded(decoder) if decoder.embedding.folded_name else decoder
+    # At first with the same parameters: `parameters_in_memory` copies those that are changed.
     turned = copy.deepcopy(plain, {id(p): p for p in plain.parameters()}).eval()
     if stream:
         _untie_head(turned)
@@ -97,14 +99,14 @@ def rotate(
             for name, role in roles.items():
                 if role.residual is not None and name.startswith(names):
                     _turn_matrix(turned, name, role, turn, centered=centered)
-            for norm in norms:
+            for norm in norms:  # a bias that a norm has kept lies in the stream
                 bias = getattr(norm, "bias", None) if norm in inside else None
                 if bias is not None:
                     bias.copy_(turn(bias.double()))
             for part in modules:
                 if isinstance(part, Block) and values:
                     _turn_values(part, turned, turn_values)
-                if isinstance(part, Block) and inner:  # the columns that read what is to turn
+                if isinstance(part, Block) and inner:  # undoes the rotation of its inputs
                     down = part.mlp.down.weight
                     down.copy_(WalshHadamard()(down.double()))
     if inner:

@@ -50,10 +50,11 @@ def rotate_experts(
     stream: bool = True,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Return a model with the same logits, its residual stream and heads' values rotated.
+    """Return a model with the same logits whose residual stream and heads' values are rotated;
+    without `stream` only the values.
 
-    Without `stream` only the values are. Its head is no longer tied. Parameters that are not
-    rotated are shared with `model`, which is not changed.
+    If the stream is rotated, the head is no longer tied. Parameters that are not changed are shared
+    with `model`, which stays as it is.
 
     Raises:
         WakefulError: the rotation is learned, a parameter is not known, or the logits change.
@@ -80,20 +81,21 @@ def rotate_experts(
     }
     for name, parameter in named.items():
         suffix, block = suffixes[name], name.removesuffix(suffixes[name])
+        # The norm whose output the parameter reads, by the name of its scale in the block.
         norm = next(
             (n for n in _READS if stream and re.fullmatch(_READS[n], suffix)),
             None,
         )
         reads = norm is not None or (stream and suffix == _TABLE)
         steps: list[_Step] = []
-        if norm is not None:
+        if norm is not None:  # multiply the norm's scale into the parameter
             scale = named["model.norm.weight" if norm == "norm.weight" else block + norm]
             steps.append((_stream_axis(turned, name, reads=True), scale.double().mul))
         if reads or (stream and re.fullmatch(_WRITES, suffix)):
             steps.append((_stream_axis(turned, name, reads=reads), turns["stream"]))
         if re.fullmatch(r"self_attn\.(?:v_proj\.(?:weight|bias)|o_proj\.weight)", suffix):
             steps.append((0 if "v_proj" in suffix else 1, turns["values"]))
-        if stream and suffix in _READS:
+        if stream and suffix in _READS:  # a norm's scale, which is in its readers now, becomes 1
             steps.append((0, torch.ones_like))
         if steps:
             _transform_parameter(turned, name, parameter, steps)

@@ -143,8 +143,8 @@ def race_tokens(
     preferred: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[int, SinkTrial]:
-    """Measure candidate tokens, in rounds that bad ones leave. Return the trials, on all windows,
-    of those that are left, by token.
+    """Measure candidate tokens in rounds, after which bad ones drop out. Return the trials, on all
+    windows, of those that are left, by token.
 
     If there are more than `FINALISTS`, those of least loss on the beginnings of a few windows go
     on. These are measured on the first `SHARE_WINDOWS` windows, and those whose loss is not clearly

@@ -64,12 +64,13 @@ def check_replaceable(decoder: Decoder) -> None:
 def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
     """Return a decoder with learned sinks whose logits are nearly those of `decoder` after `token`.
 
-    With k_z and v_z the token's key and value, keys become k_j − k_z and values v_j − v_z, and the
-    denominator of the softmax gets e^s, s = 0; the output's bias gets W_o v_z. With neither rotary
-    positions nor normalized keys this is the same function. RoPE rotates the shift of the keys, so
-    there the shift is the mean over positions, and s is chosen so that the sink gets the token's
-    mean weight on `text`. All weights but the attention's biases and learned positions are shared
-    with `decoder`, which is not changed.
+    With k_z and v_z the token's key and value, keys become k_j − k_z and values v_j − v_z, the
+    output's bias gets W_o v_z, and e^s, s = 0, is added to the denominator of the softmax. In a
+    model with neither rotary positions nor normalized keys this is the same function. RoPE rotates
+    the shift of the keys; there the shift is the mean over positions, and s is chosen so that the
+    sink has the token's mean weight on `text`. Normalized keys are not shifted, and s is chosen
+    likewise. All weights but the attention's biases and learned positions are shared with
+    `decoder`, which is not changed; the context is one token shorter.
 
     Args:
         decoder: a decoder with softmax and the plain value route.
@@ -113,6 +114,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
                 bias = linear.weight.new_zeros(len(linear.weight))
             tensors[f"blocks.{layer}.attention.{part}.bias"] = bias.detach() + change
 
+    # One forward pass calls `replace_token` with every layer's heads.
     dots = {layer: attention.dot for layer, attention in attentions.items()}
     with hooked(dots, before=replace_token):
         prefixed.hidden(text)
