@@ -87,7 +87,7 @@ def test_scores_are_ordered_as_formats_are() -> None:
         )
         for bits, group in ((4, 16), (6, 16), (8, 0), (4, 64))
     }
-    formats = quantize_layers(model, layers, schemes, (), whole_groups=True)
+    formats = quantize_layers(model, layers, schemes, (), only_fitting=True)
     scores = score_formats(model, layers, formats, [some_tokens(4, 12)])
     four, six, eight, wide = (scores[scheme] for scheme in schemes)
     assert all(four[name] > six[name] > eight[name] > 0 for name in layers)

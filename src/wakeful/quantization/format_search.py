@@ -39,7 +39,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit of the file; one of the fields is not 0."""
+    """The limit that a mixed model must keep: exactly one of the fields is not 0."""
 
     bits: float = 0.0
     """Bits per weight of the layers, scales included, without embeddings and the head."""
@@ -96,7 +96,10 @@ class MixedModel:
 
     @property
     def schemes(self) -> dict[str, Scheme]:
-        """The scheme of each model, by its name; of the mixed model that of most layers."""
+        """The scheme of each model, by the model's name.
+
+        The mixed model has several; the scheme that most of its layers have stands for them.
+        """
         commonest = scheme_of(self.module)
         assert commonest is not None
         uniform = {name: self.engine.schemes[name] for name in self.uniform_models}
@@ -104,7 +107,10 @@ class MixedModel:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of layers in each format."""
+        """Number of layers in each format, by the format's name; formats of no layer are left out.
+
+        The formats are in the engine's order, full precision last.
+        """
         counts = Counter(self.formats.values())
         names = (*self.engine.schemes, self.engine.full_precision)
         return {name: counts[name] for name in names if counts[name]}
@@ -124,7 +130,10 @@ class Candidates:
 
     @cached_property
     def groups(self) -> list[tuple[str, ...]]:
-        """Names of the layers in groups that share a format."""
+        """Names of the layers, in groups whose layers must all have the same format.
+
+        If the engine fuses no layers, every layer is a group by itself.
+        """
         if self.engine.fuses_layers:
             return fused_groups(self.layers)
         return [(name,) for name in self.layers]
@@ -144,7 +153,9 @@ class Candidates:
 
     @cached_property
     def choices(self) -> list[list[FormatChoice]]:
-        """For each group, its bytes and cost in each of its formats."""
+        """For each group, its bytes and cost in each of its formats, in the order of
+        `format_names`.
+        """
         return [
             [self.format_choice(name, group) for name in names]
             for names, group in zip(self.format_names, self.groups, strict=True)
@@ -152,13 +163,13 @@ class Candidates:
 
     @cached_property
     def uniform_choices(self) -> dict[str, FormatChoice]:
-        """Bytes and cost of all layers in one format, for each format that fits all of them.
+        """Bytes and cost of all layers in one format, for each quantized format that fits them all.
 
         The formats are in increasing order of bytes.
         """
-        common = set[str].intersection(*map(set, self.format_names))
-        common.discard(self.engine.full_precision)
-        choices = {name: self.format_choice(name, self.layers) for name in common}
+        names_that_fit_all = set[str].intersection(*map(set, self.format_names))
+        names_that_fit_all.discard(self.engine.full_precision)  # it fits too, but is not quantized
+        choices = {name: self.format_choice(name, self.layers) for name in names_that_fit_all}
         return dict(sorted(choices.items(), key=lambda item: item[1].bytes))
 
     @property
@@ -167,7 +178,10 @@ class Candidates:
         return sum(weight_and_bias(layer)[0].numel() for layer in self.layers.values())
 
     def format_choice(self, format_name: str, layer_names: Iterable[str]) -> FormatChoice:
-        """Return the bytes and the cost of some layers, together, in one format."""
+        """Return the bytes and the cost of some layers, together, in one format.
+
+        Full precision costs nothing; before layers are scored, all other formats cost nothing too.
+        """
         names = list(layer_names)
         shapes = [weight_and_bias(self.layers[name])[0].shape for name in names]
         if format_name == self.engine.full_precision:
@@ -177,7 +191,7 @@ class Candidates:
         return FormatChoice(size, sum(scores.get(name, 0.0) for name in names))
 
     def formats_by_layer(self, allocation: Allocation) -> dict[str, str]:
-        """Return the name of each layer's format in an allocation."""
+        """Return the name of each layer's format in an allocation, by the layer's name."""
         formats: dict[str, str] = {}
         choices = zip(self.groups, self.format_names, allocation.choice_indices, strict=True)
         for group, names, index in choices:
@@ -185,7 +199,10 @@ class Candidates:
         return formats
 
     def uniform_allocation(self, format_name: str, bound: float) -> Allocation:
-        """Return the allocation of one format to all layers, with a lower bound on costs."""
+        """Return the allocation of one format to all layers.
+
+        `bound` is stored in it: a lower bound on the cost of any allocation within the budget.
+        """
         indices = tuple(names.index(format_name) for names in self.format_names)
         choice = self.uniform_choices[format_name]
         return Allocation(indices, choice.bytes, choice.cost, bound)
@@ -218,30 +235,36 @@ class FormatSearch:
 
     @cached_property
     def unscored(self) -> Candidates:
-        """The layers with their bytes in every format, before quantizing and scoring them."""
+        """The layers, and the embeddings to quantize, with their bytes in every format.
+
+        None of them is quantized or scored yet.
+        """
         embeddings = {name: table.linear for name, table in self.embeddings.items()}
         layers = {**self.layers, **embeddings}
         return Candidates(layers, self.engine, self.stored_dtype.itemsize)
 
     @property
     def other_bytes(self) -> int:
-        """Bytes of what is not quantized."""
+        """Bytes of everything in the model but the layers and embeddings to quantize."""
         return self.model_bytes - self.unscored.num_weights * self.stored_dtype.itemsize
 
     @property
     def layer_budget(self) -> int:
-        """Bytes that the layers may take, for a budget of bits or bytes."""
+        """Bytes that the layers to quantize may take together, for a budget of bits or bytes."""
         if self.budget.bits:
             return math.floor(self.budget.bits * self.unscored.num_weights / 8)
         return self.budget.bytes - self.other_bytes
 
     def check(self) -> None:
-        """Raise `WakefulError` if no formats meet the budget, full precision meets it, or no format
-        has scales to train although steps of training are asked for.
+        """Check the search before anything is quantized. A budget of loss is not checked.
+
+        Raises:
+            WakefulError: the smallest formats exceed the budget, full precision meets it already,
+                or scales are to be trained and no format has scales that can be.
         """
         if self.tuning_steps and not any(map(is_tunable, self.engine.schemes.values())):
             raise WakefulError("tune: none of these formats has scales of whole numbers to train")
-        if self.budget.loss:  # only measuring shows whether it can be met
+        if self.budget.loss:  # only measured losses show whether it can be met
             return
         min_bytes = Frontier(self.unscored.choices).min_bytes
         min_bits = f"{8 * min_bytes / self.unscored.num_weights:.2f} bits per weight"
@@ -255,22 +278,24 @@ class FormatSearch:
                 f"bytes = {self.budget.bytes:,} are too few: the layers take {min_bytes:,} in "
                 f"their smallest formats ({min_bits}), all else {self.other_bytes:,}"
             )
-        names, full_precision = self.unscored.layers, self.engine.full_precision
-        if self.layer_budget >= self.unscored.format_choice(full_precision, names).bytes:
+        all_layers, full_precision = self.unscored.layers, self.engine.full_precision
+        if self.layer_budget >= self.unscored.format_choice(full_precision, all_layers).bytes:
             raise WakefulError(
                 "the model fits in full precision, so there is nothing to quantize: ask for fewer "
                 "bits or bytes"
             )
 
     def find_formats(self) -> MixedModel:
-        """Return the model with the best formats within the budget, its scales trained if the
-        search has steps of training.
+        """Return the model with the best formats within the budget.
+
+        If `tuning_steps` is not 0, its scales are trained, and its field `tuning` is set.
 
         Raises:
-            WakefulError: the budget is below the smallest formats, or no format fits.
+            WakefulError: see `check`; or no formats that were tried meet a budget of loss.
         """
         self.check()
-        mixed_model = self._choose_formats()  # layers in other formats are released now
+        # On return, layers in the formats that were not chosen are released: training needs memory.
+        mixed_model = self._choose_formats()
         if not self.tuning_steps:
             return mixed_model
         tuning = tune_scales(
@@ -281,11 +306,11 @@ class FormatSearch:
         return replace(mixed_model, tuning=tuning)
 
     def _choose_formats(self) -> MixedModel:
-        """Return the model with the best formats within the budget, its scales as rounding set
-        them.
+        """Quantize the layers to all formats, and return the model with the best formats within the
+        budget, together with the uniform models to compare it with. Scales are not trained.
 
         Raises:
-            WakefulError: no format is within a budget of the loss.
+            WakefulError: no formats that were tried meet a budget of loss.
         """
         candidates = self._score_candidates()
         frontier = Frontier(candidates.choices)
@@ -293,8 +318,10 @@ class FormatSearch:
             allocation = self._search_within_loss(candidates, frontier)
         else:
             allocation = frontier.within_bytes(self.layer_budget)
-            allocation = self._better_of_uniform(candidates, allocation, self.layer_budget)
+            allocation = self._compare_with_uniform(candidates, allocation)
         formats = candidates.formats_by_layer(allocation)
+        # Possible with a budget of loss only: `check` has refused the others if nothing need be
+        # quantized.
         if set(formats.values()) == {self.engine.full_precision}:
             raise WakefulError(
                 "every format raises the loss by more than --loss allows: allow a larger increase"
@@ -305,8 +332,9 @@ class FormatSearch:
             if formats[name] != self.engine.full_precision
         }
         uniform_choices = candidates.uniform_choices
+        # To compare with: the uniform formats that are smaller, and the first that is not, if any.
         num_smaller = sum(choice.bytes < allocation.bytes for choice in uniform_choices.values())
-        uniform_names = list(uniform_choices)[: num_smaller + 1]  # and the first that is not
+        uniform_names = list(uniform_choices)[: num_smaller + 1]
         uniform_models = {
             name: self._build_model(candidates, dict.fromkeys(candidates.layers, name))
             for name in uniform_names
@@ -322,36 +350,36 @@ class FormatSearch:
         )  # fmt: skip
 
     def _score_candidates(self) -> Candidates:
-        """Return all layers quantized to every format that fits them, with their scores.
+        """Return the candidates: all layers and embeddings quantized to every format that fits
+        them, with the estimated cost of each on the selection text.
 
-        Embeddings are rounded to nearest, whatever the format's method.
+        Layers are rounded by the format's method, embeddings always to nearest.
         """
-        names_by_group = self.unscored.format_names  # the formats that fit each group of layers
+        names_in_use = {name for names in self.unscored.format_names for name in names}
         schemes = {
-            name: scheme for name, scheme in self.engine.schemes.items()
-            if any(name in names for names in names_by_group)
-        }  # fmt: skip
+            name: scheme for name, scheme in self.engine.schemes.items() if name in names_in_use
+        }  # without the formats that fit no group of layers
         formats = quantize_layers(
-            self.model, self.layers, schemes, self.rounding_text, whole_groups=True,
+            self.model, self.layers, schemes, self.rounding_text, only_fitting=True,
             on_progress=self.on_rounding,
         )  # fmt: skip
         for format_name, scheme in schemes.items():
             to_nearest = replace(scheme, method=None)
             for name, table in self.embeddings.items():
                 if scheme_fits(table.linear, scheme):
-                    quantized = quantize_layer(table.linear, to_nearest)
-                    formats[format_name][name] = quantized
+                    formats[format_name][name] = quantize_layer(table.linear, to_nearest)
         scores = score_formats(
             self.model, self.layers, formats, self.selection_text, tables=self.embeddings
         )
         return replace(self.unscored, formats=formats, scores=scores)
 
     def _build_model(self, candidates: Candidates, formats: Mapping[str, str]) -> nn.Module:
-        """Return a copy of the model whose layers have the formats given by name.
+        """Return a copy of the model in which each layer has its format in `formats`, which gives
+        the format's name by the layer's name.
 
-        Its layers share codes with the candidates, but their scales can be replaced.
+        Its layers share their codes with the candidates. A scale can be replaced in the copy alone.
         """
-        replacements: dict[int, nn.Module] = {}
+        replacements: dict[int, nn.Module] = {}  # by the id() of the module to replace
         for name, format_name in formats.items():
             if format_name == self.engine.full_precision:
                 continue
@@ -362,21 +390,23 @@ class FormatSearch:
                 replacements[id(self.layers[name])] = copy_with_own_scale(quantized)
         return with_modules(self.model, replacements)
 
-    def _better_of_uniform(
-        self, candidates: Candidates, allocation: Allocation, size: int
-    ) -> Allocation:
-        """Return an allocation, or the uniform one of least predicted cost in at most `size` bytes
-        if its measured KL from the full-precision model on the selection text is smaller.
+    def _compare_with_uniform(self, candidates: Candidates, allocation: Allocation) -> Allocation:
+        """Return the given allocation or a uniform one, with one format for all layers: the one
+        whose model has the smaller KL from the full-precision model, measured on the selection
+        text.
+
+        The uniform format is the one of least predicted cost among those within the budget of bits
+        or bytes. If there is none, the given allocation is returned.
         """
-        fitting = {
+        within_budget = {
             name: choice for name, choice in candidates.uniform_choices.items()
-            if choice.bytes <= size
+            if choice.bytes <= self.layer_budget
         }  # fmt: skip
-        if not fitting:
+        if not within_budget:
             return allocation
-        cheapest = min(fitting, key=lambda name: fitting[name].cost)
+        cheapest = min(within_budget, key=lambda name: within_budget[name].cost)
         uniform = candidates.uniform_allocation(cheapest, allocation.bound)
-        if uniform.choice_indices == allocation.choice_indices:
+        if uniform.choice_indices == allocation.choice_indices:  # the same: nothing to measure
             return allocation
         models = [
             self._build_model(candidates, candidates.formats_by_layer(compared))
@@ -392,9 +422,10 @@ class FormatSearch:
     def _search_within_loss(self, candidates: Candidates, frontier: Frontier) -> Allocation:
         """Return the smallest allocation tried whose measured loss increase is within the budget.
 
-        Predicted costs are not exact: each round measures an allocation's loss increase and
-        multiplies the predicted cost that the next one may have by allowed / measured increase, by
-        a factor of 4 at most, up or down.
+        Predicted costs are only estimates. So each of `_ROUNDS` rounds takes the smallest
+        allocation whose predicted cost is within a limit, at first the budget, and measures the
+        loss increase. The next limit is this allocation's predicted cost times allowed / measured
+        increase, a ratio that is clipped to 1/4 to 4.
 
         Raises:
             WakefulError: no allocation that was tried is within the budget.
@@ -407,7 +438,7 @@ class FormatSearch:
             increase = self._mean_loss(module) - full_loss
             if increase <= allowed and (best is None or allocation.bytes < best.bytes):
                 best = allocation
-            ratio = allowed / max(increase, 1e-6)  # quantizing may lower the loss by chance
+            ratio = allowed / max(increase, 1e-6)  # the loss may fall by chance
             max_predicted_cost = allocation.cost * min(4.0, max(0.25, ratio))
         if best is None:
             raise WakefulError(
@@ -418,9 +449,12 @@ class FormatSearch:
 
 
 def split_text(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the sequences by which layers are rounded, and every fourth, by which formats are
-    selected; of fewer than four sequences the last one selects.
+    """Split calibration sequences into (those by which layers are rounded, those by which formats
+    are selected).
+
+    Every fourth sequence is for selection; if there are fewer than four, the last one is.
     """
     selection = [*text[3::4]] or [text[-1]]
+    # By identity, as `==` of tensors compares their elements.
     rounding = [tokens for tokens in text if not any(tokens is other for other in selection)]
     return rounding, selection

@@ -32,28 +32,30 @@ LayersByFormat = dict[str, dict[str, QuantizedLinear]]
 
 
 def scheme_fits(layer: nn.Module, scheme: Scheme) -> bool:
-    """Tell whether a layer's input channels are a whole number of the scheme's groups."""
-    return scheme.weights is not None and scheme.weights.has_whole_groups(
-        weight_and_bias(layer)[0].shape[1]
-    )
+    """Tell whether a scheme quantizes weights, in groups that divide the number of the layer's
+    input channels.
+    """
+    in_features = weight_and_bias(layer)[0].shape[1]
+    return scheme.weights is not None and scheme.weights.has_whole_groups(in_features)
 
 
 def matrix_bytes(scheme: Scheme, rows: int, columns: int) -> int:
-    """Return the bytes that the codes and scales of a weight (rows, columns) take in a file."""
+    """Return the bytes that a weight (rows, columns), quantized by a scheme, takes in a file: its
+    codes, scales and zero points, and a static scale of its layer's inputs.
+    """
     grid = scheme.weights
     assert grid is not None
     bytes_per_row = math.ceil(columns * grid.stored_bits / 8)
-    num_outer_scales = rows if grid.per == "channel" else 1
-    num_scales = num_outer_scales
+    num_scales = num_outer_scales = rows if grid.per == "channel" else 1
     if grid.group:
         num_scales = rows * math.ceil(columns / grid.group)
     size = rows * bytes_per_row + num_scales * grid.scale_type.itemsize
     if not grid.symmetric:
-        size += 4 * num_scales  # zero points
+        size += 4 * num_scales  # a zero point for each scale
     if grid.two_scales:
-        size += 4 * num_outer_scales
+        size += 4 * num_outer_scales  # which multiply the groups' scales, float32
     if scheme.scales == "static":
-        size += 4  # the scale of the inputs
+        size += 4  # the scale of the inputs, float32
     return size
 
 
@@ -63,15 +65,27 @@ def quantize_layers(
     schemes: Mapping[str, Scheme],
     text: Sequence[Tensor],
     *,
-    whole_groups: bool = False,
+    only_fitting: bool = False,
     on_progress: OnProgress = ignore_progress,
 ) -> LayersByFormat:
     """Return a model's layers quantized under each of several schemes, by scheme and layer name.
 
-    `text` holds calibration token ids (B, L), read once for all schemes of one method. A method
-    rounds by the inputs that layers have in the full-precision model; a sequential one, which
-    allows one scheme only, by those in the model whose earlier blocks are quantized. With
-    `whole_groups`, a layer is left out of the schemes of whose groups its width is no multiple.
+    A method rounds by the inputs that layers have in the full-precision model. A sequential method
+    rounds by their inputs in the model whose earlier blocks are quantized already.
+
+    Args:
+        model: the model; after a sequential method too it has its own layers.
+        layers: its layers to quantize, by name.
+        schemes: the schemes by name.
+        text: calibration token ids (B, L), read once for all schemes of one method.
+        only_fitting: leave a layer out of the schemes that do not fit it (`scheme_fits`), instead
+            of giving it a shorter last group.
+        on_progress: called with the numbers of layers quantized and of all, each layer counted
+            once per method.
+
+    Raises:
+        WakefulError: several schemes have the same sequential method, or calibration text does not
+            suit the layers (`collect_statistics`) or the model (`compute_token_weights`).
     """
     formats: LayersByFormat = {scheme_name: {} for scheme_name in schemes}
     by_method: dict[str, dict[str, Scheme]] = {}
@@ -80,7 +94,7 @@ def quantize_layers(
     num_quantized, total = 0, len(by_method) * len(layers)
     with evaluating(model):
         for method_schemes in by_method.values():
-            rounding = _LayerRounding(model, layers, method_schemes, text, whole_groups)
+            rounding = _LayerRounding(model, layers, method_schemes, text, only_fitting)
             for layer_name, quantized_by_scheme in rounding.quantize_all():
                 for scheme_name, quantized in quantized_by_scheme.items():
                     formats[scheme_name][layer_name] = quantized
@@ -97,13 +111,17 @@ class _LayerRounding:
     layers: Mapping[str, nn.Module]
     schemes: Mapping[str, Scheme]
     text: Sequence[Tensor]
-    whole_groups: bool
+    only_fitting: bool
+    """True to leave layers out of the schemes that do not fit them."""
 
     def quantize_all(self) -> Iterator[tuple[str, dict[str, QuantizedLinear]]]:
         """Yield each layer's name with its quantized copies by scheme name.
 
         A sequential method puts each block's quantized layers into the model, so that later blocks
-        read what these compute; at the end the model has its own layers again.
+        read what these compute. At the end, after an error too, the model has its own layers again.
+
+        Raises:
+            WakefulError: the method is sequential, and there are several schemes.
         """
         model, layers, method = self.model, self.layers, self._scheme_list[0].rounding
         if method.sequential and len(self.schemes) > 1:
@@ -111,7 +129,7 @@ class _LayerRounding:
         token_weights = None
         if method.weighting == "loss":
             token_weights = compute_token_weights(model, layers, self.text)
-        norm_readers: set[str] = set()
+        norm_readers: set[str] = set()  # the layers whose inputs may be divided
         if method.norms:
             norm_readers.update(*readers_of_norms(model).values())
         names_sharing_scale = self._layers_sharing_outer_scale()
@@ -125,7 +143,7 @@ class _LayerRounding:
                     names = names_sharing_scale.get(name, ())
                     max_weight = self._shared_max_weight(names, statistics)
                     quantized = self._quantize_layer(layer, statistics.get(name), max_weight)
-                    # The layer itself where no scheme fits it.
+                    # The only copy of a sequential method, or the layer itself if no scheme fits.
                     replacements[name] = next(iter(quantized.values()), layer)
                     yield name, quantized
                 if method.sequential:
@@ -134,8 +152,10 @@ class _LayerRounding:
             put(model, layers)
 
     def _layer_groups(self) -> Iterator[dict[str, nn.Module]]:
-        """Return the groups of layers whose statistics are collected in one pass: all layers, or
-        those whose XᵀX fit memory together, block by block.
+        """Yield groups of layers, by name, whose statistics are collected in one pass each.
+
+        That is all layers at once; or, for a method that needs XᵀX, block by block as many as
+        memory holds products of.
         """
         method = self._scheme_list[0].rounding
         if not method.needs_gram:
@@ -149,10 +169,12 @@ class _LayerRounding:
     def _collect_statistics(
         self, layers: dict[str, nn.Module], weights: TokenWeights | None
     ) -> dict[str, InputStatistics]:
-        """Return statistics of calibration text at these layers, by their names; none if no scheme
-        needs any. Tokens count in XᵀX by `weights`.
+        """Return statistics of calibration text at these layers, by layer name.
+
+        The result is empty if no scheme needs statistics. `weights` are the tokens' weights in XᵀX;
+        None for equal ones.
         """
-        schemes = self._scheme_list
+        schemes = self._scheme_list  # of one method
         static = any(scheme.scales == "static" for scheme in schemes)
         if not static and schemes[0].method is None:
             return {}
@@ -165,10 +187,15 @@ class _LayerRounding:
     def _quantize_layer(
         self, layer: nn.Module, statistics: InputStatistics | None, max_weight: Tensor | None
     ) -> dict[str, QuantizedLinear]:
-        """Return a layer quantized under each scheme that fits it, by scheme name."""
+        """Return a layer quantized under each scheme, or, with `only_fitting`, under each that fits
+        it; by scheme name.
+
+        `max_weight` (1, 1) is the largest |W| over all layers that share an outer scale with this
+        one; None if it shares none.
+        """
         schemes = {
             name: scheme for name, scheme in self.schemes.items()
-            if not self.whole_groups or scheme_fits(layer, scheme)
+            if not self.only_fitting or scheme_fits(layer, scheme)
         }  # fmt: skip
         quantized = quantize_layer_with_schemes(
             layer, list(schemes.values()), statistics, max_weight
@@ -176,20 +203,26 @@ class _LayerRounding:
         return dict(zip(schemes, quantized, strict=True))
 
     def _layers_sharing_outer_scale(self) -> dict[str, list[str]]:
-        """Return, by name, for each layer the names of all layers that read the same tensor, itself
-        included: these share an outer scale. Empty if no scheme has an outer scale per tensor.
+        """Return, by the name of a layer, the names of all layers with which it shares an outer
+        scale, its own included: those that read the same tensor.
+
+        The result is empty if no scheme has an outer scale per tensor.
         """
         grids = [scheme.weights for scheme in self._scheme_list]
         if not any(grid and grid.two_scales and grid.per == "tensor" for grid in grids):
             return {}
-        return {name: names for names in readers_of_tensors(self.model) for name in names}
+        names_by_layer: dict[str, list[str]] = {}
+        for names in readers_of_tensors(self.model):  # the readers of one tensor
+            names_by_layer |= dict.fromkeys(names, names)
+        return names_by_layer
 
     def _shared_max_weight(
         self, names: Sequence[str], statistics: Mapping[str, InputStatistics]
     ) -> Tensor | None:
-        """Return the largest |W| over several layers as a tensor (1, 1); None if `names` is empty.
+        """Return the largest |W| over the named layers as a tensor (1, 1); None if there are none.
 
-        Weights are multiplied by the divisors of their inputs first.
+        Layers that are not to be quantized do not count. Weights are multiplied by the divisors of
+        their inputs first, as they will be when they are rounded.
         """
         maxima: list[Tensor] = []
         for name in names:

@@ -27,42 +27,46 @@ def capture_output_gradients(
     on_embedding_gradient: Callable[[str, Int[Tensor, "B L"], Float[Tensor, "B L D"]], None]
     | None = None,
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function that runs token ids (B, L) forward and back and reports output gradients.
+    """Yield a function `read(tokens, targets=None)` that runs token ids (B, L) forward and back.
 
-    The loss ℓ is summed over all predicted tokens: the text's own, or those that the function gets
-    as its second argument, (B · (L − 1),). No parameter gets a gradient.
+    Each pass reports gradients to the callbacks. The loss ℓ is the cross-entropy summed over all
+    predicted tokens. Its targets are the text's own next tokens, or `targets`, (B · (L − 1),). No
+    parameter gets a gradient. `read` raises `WakefulError` if the model has no embedding.
 
     Args:
         model: the model, with hooks within the context.
         layers: its linear layers by name.
-        on_gradient: called with a layer's name, the index of the layer's call in this pass, and
-            ∂ℓ/∂(x Wᵀ + b) for each of M tokens in at least float32, the last layer first. Calls
-            that ℓ does not depend on are left out.
+        on_gradient: called with a layer's name, the index of the layer's call in this pass (from
+            0), and ∂ℓ/∂(x Wᵀ + b) for each of M tokens, in float32 or wider. The last layer comes
+            first. Calls that ℓ does not depend on are left out.
         on_embedding_gradient: called with an embedding's name, its token ids, and the gradient of
             the embedded tokens.
-
-    Raises:
-        WakefulError: the model has no embedding.
     """
     embedded: list[Tensor] = []
     embedding_inputs: list[tuple[str, Tensor]] = []
     calls = Counter[str]()
 
     def start_graph(name: str, args: tuple[Any, ...], rows: Tensor) -> Tensor:
-        """Make an embedding's output the leaf of the graph."""
+        """Make an embedding's output a leaf of the graph, which thus starts here and includes no
+        parameter.
+        """
         embedding_inputs.append((name, args[0]))
         embedded.append(rows.detach().requires_grad_())
         return embedded[-1].clone()  # which a model may change in place, as CTRL scales it
 
     def watch_output(name: str, y: Tensor, width: int) -> None:
+        """Report the gradient of a layer's output y, as rows of `width` channels, when the backward
+        pass has computed it.
+        """
         call = calls[name]
         calls[name] += 1
-        if y.requires_grad:
+        if y.requires_grad:  # else it does not depend on any embedding
             y.register_hook(
                 lambda gradient: on_gradient(name, call, widened(gradient.reshape(-1, width)))
             )
 
     def read(tokens: Tensor, targets: Tensor | None = None) -> None:
+        """Run one forward and backward pass; see `capture_output_gradients`."""
         for records in (embedded, embedding_inputs, calls):
             records.clear()
         logits = logits_of(model, tokens.clone())[:, :-1].flatten(0, 1)
@@ -91,7 +95,8 @@ def capture_output_gradients(
     embeddings = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)
     }
-    # Our projections into heads normalize and rotate x Wᵀ afterwards: watch what their norm reads.
+    # The outputs of our projections into heads are normalized and rotated: watch what the norm
+    # reads, x Wᵀ + b.
     norms = {name: module.norm for name, module in layers.items() if isinstance(module, Heads)}
     head_widths = {name: weight_and_bias(layers[name])[0].shape[0] for name in norms}
     other_layers = {name: module for name, module in layers.items() if name not in norms}

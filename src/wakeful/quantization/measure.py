@@ -64,8 +64,8 @@ class Measurement:
     layers: pl.DataFrame
 
     def perplexity(self, scheme: str = "") -> Estimate:
-        """Return perplexity, exp(Σ nll / Σ tokens), under a scheme ("" for full precision), with
-        its standard error over sequences: perplexity × the loss's.
+        """Return the perplexity exp(Σ nll / Σ tokens) under a scheme ("" for full precision), with
+        its standard error over sequences: the perplexity × the standard error of the loss.
         """
         return self._perplexity(scheme).estimate
 
@@ -76,11 +76,11 @@ class Measurement:
         return self._perplexity(scheme).minus(self._perplexity(""))
 
     def loss_increase(self, scheme: str, baseline: str = "") -> Estimate:
-        """Return a scheme's mean loss minus the full-precision model's, or minus that of another
-        scheme, the `baseline`: in nats per token, with its standard error over paired sequences.
+        """Return a scheme's mean loss minus that of the scheme `baseline` ("" for full precision).
 
-        exp of it is the ratio of perplexities. A difference of perplexities is dominated by the
-        hardest sequences, so that its standard error is larger in proportion.
+        It is in nats per token, with its standard error over paired sequences. exp of the increase
+        is the ratio of the perplexities. A difference of perplexities is dominated by the hardest
+        sequences, so its standard error is larger in proportion.
         """
         base = self.schemes[baseline] if baseline else self.full
         pairs = zip(self.schemes[scheme].nll, base.nll, strict=True)
@@ -93,6 +93,7 @@ class Measurement:
         return ratio_and_error(self.schemes[scheme].divergence, self.counts)
 
     def _perplexity(self, scheme: str) -> Figure:
+        """Return the perplexity under a scheme ("" for full precision), by sequence."""
         totals = self.schemes[scheme] if scheme else self.full
         return Figure(np.array(totals.nll), np.array(self.counts), exponential=True)
 
@@ -105,12 +106,17 @@ class _LayerFigures:
         self.values: dict[tuple[str, str, str, str], list[float]] = {}
 
     def add(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
-        """Add one sequence's figure of a layer, by position ("first", "rest" or "all")."""
+        """Add a layer's figures (`metric`) of one sequence, by position: "first", "rest" or "all".
+
+        `scheme` is "" for figures of the full-precision model.
+        """
         for position, value in by_position.items():
             self.values.setdefault((scheme, module, position, metric), []).append(value)
 
     def to_frame(self) -> pl.DataFrame:
-        """Return the table of means over sequences, with the columns of `LAYER_SCHEMA`."""
+        """Return a table of the means over sequences and their standard errors, with the columns of
+        `LAYER_SCHEMA`.
+        """
         rows = []
         for (scheme, module, position, metric), values in self.values.items():
             layer, kind = self.block_paths[module]
@@ -130,16 +136,21 @@ def measure_damage(
     *,
     on_progress: OnProgress = ignore_progress,
 ) -> Measurement:
-    """Compare a model with its quantized versions (by scheme name) on the same sequences.
+    """Compare a model, called `name`, with its quantized versions (by scheme name) on the same
+    sequences.
 
-    The result's table `layers` holds, for the first token and the rest separately:
+    The result's table `layers` has two metrics, for the first token and the rest separately:
     `relative_error`, ‖ŷ − y‖ / ‖y‖ of every quantized layer given the full-precision input, and
-    `input_kurtosis` of every layer's input in the full-precision model. All tokens of an expert
-    count as the rest, and the experts of one projection have one row, their mean.
+    `input_kurtosis` of every quantized layer's input in the full-precision model. All tokens of an
+    expert count as the rest, and the experts of one projection have one row, their mean.
+
+    Raises:
+        WakefulError: the model is not causal, a sequence has fewer than two tokens, or the
+            full-precision loss is not finite.
     """
     check_causal(name, model)
-    # Quantizing unfuses experts and folds a decoder first, and a folded embedding unties the head:
-    # `prepared` is the full-precision model with the layers that were quantized.
+    # `prepared` is the full-precision model with the layers that were quantized. `model` may lack
+    # them: before quantizing, experts are unfused, and a folded embedding unties the head.
     has_these_layers = isinstance(model, Decoder) and not model.embedding.folded_name
     prepared = model if has_these_layers else prepare_model(model)
     figures = _LayerFigures(block_paths(prepared))
@@ -151,7 +162,7 @@ def measure_damage(
         with _record_layer_errors(prepared, quantized, figures):
             reference, targets = logits_and_targets(model, tokens)
             if prepared is not model:
-                logits_of(prepared, tokens)  # so that its layers are compared
+                logits_of(prepared, tokens)  # only its layers are watched
         counts.append(len(targets))
         full.nll.append(total_nll(reference, targets))
         for scheme, quantized_model in quantized.items():
@@ -172,7 +183,7 @@ def measure_damage(
 def logits_and_targets(
     model: nn.Module, tokens: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "P V"], Int[Tensor, "P"]]:
-    """Return the logits for the P predicted tokens of B sequences, and those tokens' ids.
+    """Return (logits, ids) of the P = B · (L − 1) predicted tokens of B sequences.
 
     Raises:
         WakefulError: the sequences are too short to predict any token.
@@ -184,9 +195,10 @@ def logits_and_targets(
 
 
 def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
-    """Return ‖values − true‖_F / ‖true‖_F of the tokens at each position: "first", "rest", "all".
+    """Return ‖values − true‖_F / ‖true‖_F over the first token ("first"), all later ones ("rest")
+    and all tokens ("all").
 
-    It is 0 where the two are equal, all-zero ones included.
+    It is 0 where the two are equal, even if both are all zeros.
     """
     true = true.float()
     squared_error = (values.float() - true).square().sum(1, dtype=torch.float64)
@@ -195,7 +207,7 @@ def relative_errors(values: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) ->
     errors: dict[str, float] = {}
     for position, tokens in positions.items():
         error_sum, norm_sum = squared_error[tokens].sum(), squared_norm[tokens].sum()
-        errors[position] = float((error_sum / norm_sum).sqrt()) if error_sum else 0.0
+        errors[position] = float((error_sum / norm_sum).sqrt()) if error_sum else 0.0  # not 0/0
     return errors
 
 
@@ -211,10 +223,14 @@ def _mean_kurtosis(h: Tensor) -> float:
 def _record_layer_errors(
     model: nn.Module, quantized: dict[str, nn.Module], figures: _LayerFigures
 ) -> Iterator[None]:
-    """Add every layer's relative error and input kurtosis to `figures` while a model runs.
+    """Add figures of the quantized layers to `figures` whenever the full-precision `model` runs in
+    the context.
 
-    Each layer of the full-precision model is compared, on its own input, with the layer of the same
-    name in every quantized model.
+    They are the kurtosis of the layer's input and, for each model in `quantized` (by scheme) that
+    has the layer quantized, the relative error of its output.
+
+    A layer of the full-precision model and the layer of its name in each quantized model get the
+    same input: that of the full-precision model.
     """
     layers_by_scheme = {
         scheme: quantized_layers(quantized_model) for scheme, quantized_model in quantized.items()
@@ -223,9 +239,10 @@ def _record_layer_errors(
     names = sorted({name for layers in layers_by_scheme.values() for name in layers})
 
     def compare(name: str, args: tuple[Any, ...]) -> None:
+        """Add the figures of one call of a layer; a hook before its forward."""
         x = args[0].reshape(-1, args[0].shape[-1])
-        # An expert's layer is called "....mlp.experts.gate_proj.3": all experts of a projection
-        # have one row.
+        # An expert's layer is called "....mlp.experts.gate_proj.3"; all experts of a projection
+        # have one row in the table, under the projection's name.
         projection, _, _ = name.rpartition(".")
         experts, _, _ = projection.rpartition(".")
         is_expert = isinstance(modules.get(experts), Experts)
@@ -252,10 +269,10 @@ def total_nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
 
 
 def total_kl(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> float:
-    """Return KL(full ‖ quantized) = Σ_v p (ln p − ln q) of next-token distributions, summed over
-    positions.
+    """Return KL(full ‖ quantized) = Σ_v p (ln p − ln q) between next-token distributions, given
+    both models' logits, summed over positions.
     """
-    total = 0.0
+    total = 0.0  # a few rows at a time, to save memory
     for rows, quantized_rows in zip(full.split(_ROWS), quantized.split(_ROWS), strict=True):
         p, q = rows.float().log_softmax(-1), quantized_rows.float().log_softmax(-1)
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
@@ -268,8 +285,10 @@ def loss_and_kl_per_sequence(
     text: Sequence[Int[Tensor, "1 L"]],
     full_logits: Sequence[Float[Tensor, "P V"]] = (),
 ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"]]:
-    """Return a model's mean loss on each of S sequences, and its mean KL from the full-precision
-    model with the logits `full_logits`; zeros without these. Both are in nats per token.
+    """Return a model's (mean loss, mean KL from the full-precision model) on each of S sequences.
+
+    Both are in nats per token. `full_logits` are the full-precision model's logits for each
+    sequence; without them KL is not computed, and zeros are returned.
     """
     losses: list[float] = []
     kl: list[float] = []
@@ -286,7 +305,9 @@ def kl_per_sequence(
     quantized_models: Sequence[nn.Module],
     text: Sequence[Int[Tensor, "1 L"]],
 ) -> list[list[float]]:
-    """Return KL(model ‖ quantized) of each quantized model on each sequence, in nats per token."""
+    """Return KL(model ‖ quantized) in nats per token: a list for each quantized model, with a
+    number for each sequence.
+    """
     kl: list[list[float]] = [[] for _ in quantized_models]
     for tokens in text:
         full = logits_and_targets(model, tokens)[0]

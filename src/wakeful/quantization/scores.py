@@ -44,47 +44,51 @@ def score_formats(
     tables: Mapping[str, EmbeddingTable] | None = None,
     seed: int = 0,
 ) -> Scores:
-    """Return the estimated cost of quantizing each layer to each format, in nats per token.
+    """Return the estimated cost of quantizing each layer to each format, in nats per token, by the
+    names of format and layer.
 
     The model reads every batch of `text` twice: forward to draw targets, then forward and back.
 
     Args:
         model: the model in full precision.
         layers: its linear layers by name.
-        formats: their quantized versions, by the names of format and layer.
+        formats: quantized versions of the layers, and of the embeddings in `tables`, by the names
+            of format and layer.
         text: token ids.
-        tables: embeddings to score too; the output heads that share an embedding's weight count
-            toward its score.
+        tables: embeddings to score too, by name. The cost of an output head that shares an
+            embedding's weight is added to the embedding's.
         seed: seed of the tokens that are drawn from the model's predictions as targets.
     """
     tables = tables or {}
+    # A tied head has the name of its embedding, under which both are quantized and scored.
     heads = {name: head for name, table in tables.items() for head in table.heads}
     linears = {**layers, **heads}
     device = next(model.parameters()).device
-    label_generator = torch.Generator(device).manual_seed(seed)
-    inputs: dict[tuple[str, int], Tensor] = {}
-    calls: dict[str, int] = {}
+    target_generator = torch.Generator(device).manual_seed(seed)
+    inputs: dict[tuple[str, int], Tensor] = {}  # of each layer's calls in this pass
+    last_calls: dict[str, int] = {}  # each layer's last call in this pass, from 0
     scores = {name: dict.fromkeys(quantized, 0.0) for name, quantized in formats.items()}
 
     def store_input(name: str, args: tuple[Any, ...]) -> None:
-        call = calls[name] = calls.get(name, -1) + 1
+        """Keep the input of a layer's call until the gradient of its output is known."""
+        call = last_calls[name] = last_calls.get(name, -1) + 1
         inputs[name, call] = args[0].detach()
 
     @torch.no_grad()
     def score_call(name: str, call: int, gradient: Tensor) -> None:
         """Add ½ Σ g² δ² of one call of a linear layer, by the gradient (M, N) of its output."""
         x = inputs.pop((name, call))
-        rows = widened(x.reshape(-1, x.shape[-1]))
+        x_rows = widened(x.reshape(-1, x.shape[-1]))
         weight = widened(weight_and_bias(linears[name])[0].detach())
         for format_name, quantized in formats.items():
             if name not in quantized:
                 continue
             layer = quantized[name]
-            if layer.scheme.activations:
+            if layer.scheme.activations:  # the error of quantized inputs and outputs counts too
                 error = widened(layer.linear(x) - linear_product(linears[name], x))
                 error = error.reshape(gradient.shape)
             else:
-                error = rows @ (layer.dequantize() - weight).T
+                error = x_rows @ (layer.dequantize() - weight).T
             scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
 
     @torch.no_grad()
@@ -92,25 +96,25 @@ def score_formats(
         """Add ½ Σ g² δ² of an embedding, by the gradient (B, L, D) of the embedded tokens."""
         if name not in tables:
             return
-        rows = widened(tables[name].embedding.weight.detach()[ids])
+        embedded = widened(tables[name].embedding.weight.detach()[ids])
         for format_name, quantized in formats.items():
             if name in quantized:
-                error = quantized[name].dequantize()[ids] - rows
+                error = quantized[name].dequantize()[ids] - embedded
                 scores[format_name][name] += 0.5 * float((gradient * error).square().sum())
 
-    count = 0
+    num_predicted = 0
     gradients = capture_output_gradients(
         model, linears, score_call, on_embedding_gradient=score_embedding
     )
-    targets = [_draw_targets(model, tokens, label_generator) for tokens in text]
-    with hooked(linears, before=store_input), gradients as read:
+    targets = [_draw_targets(model, tokens, target_generator) for tokens in text]
+    with hooked(linears, before=store_input), gradients as run_forward_and_back:
         for tokens, targets_of_batch in zip(text, targets, strict=True):
             inputs.clear()
-            calls.clear()
-            read(tokens, targets_of_batch)
-            count += len(targets_of_batch)
+            last_calls.clear()
+            run_forward_and_back(tokens, targets_of_batch)
+            num_predicted += len(targets_of_batch)
     return {
-        format_name: {name: total / count for name, total in totals.items()}
+        format_name: {name: total / num_predicted for name, total in totals.items()}
         for format_name, totals in scores.items()
     }
 
@@ -119,8 +123,9 @@ def score_formats(
 def _draw_targets(
     model: nn.Module, tokens: Int[Tensor, "B L"], generator: torch.Generator
 ) -> Int[Tensor, "P"]:
-    """Return a token drawn from the model's prediction for each of the P = B · (L − 1) predicted
-    tokens of a batch.
+    """Return token ids drawn at random from the model's predictions, one for each predicted token.
+
+    Every token but a sequence's first is predicted, so P = B · (L − 1).
     """
     logits = logits_of(model, tokens)[:, :-1].flatten(0, 1)
     return widened(logits).softmax(-1).multinomial(1, generator=generator).flatten()

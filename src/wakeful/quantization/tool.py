@@ -143,17 +143,19 @@ def _quantize_models(
     models: Sequence[Source],
     options: QuantizeOptions,
 ) -> QuantizationMatrix:
-    """Quantize and measure several models one after another, and write the results if asked to.
+    """Quantize and measure several models one after another; return the results without the
+    quantized models, for which there is no memory.
 
-    If one fails, the results of the models before it are written.
+    If the options name a run directory, the results are written there: those so far if a model
+    fails.
     """
     results: dict[str, Quantization] = {}
     matrix = QuantizationMatrix(results=results, figures=options.figures)
     try:
         for source in models:
             result = quantize_next(source)
-            # The next model needs the memory of the quantized ones.
-            results[result._measured.measurement.name] = replace(result, models={})
+            name = result._measured.measurement.name
+            results[name] = replace(result, models={})  # the next model needs their memory
     finally:
         if options.out and results:
             matrix.save(options.out)
@@ -187,7 +189,7 @@ class _Quantizer:
     def quantize_next(self, source: Source) -> Quantization:
         """Load, quantize and measure the next of the models; `source` is its name.
 
-        Whatever would be refused later, by the cache, the file or the budget, is refused before
+        A model that its cache, the file to save or the budget would not allow is refused before
         anything is quantized.
         """
         loaded, options, counts = self._load_next(), self.options, self.counts
@@ -219,7 +221,7 @@ class _Quantizer:
             schemes = mixed_model.schemes
         modules = {name: model.module for name, model in models.items()}
         costs: list[LayerCost] = []
-        if options.sensitivity:  # of the only scheme
+        if options.sensitivity:  # then there is only one scheme
             costs = measure_layer_costs(
                 loaded.module, next(iter(modules.values())), measured,
                 on_progress=partial(show.count, f"{loaded.name}: layers alone"),
@@ -230,11 +232,11 @@ class _Quantizer:
                 loaded.name, loaded.module, modules, measured,
                 on_progress=partial(show.count, f"{loaded.name}: sequences"),
             )  # fmt: skip
-            if mixed_model is None:
+            if mixed_model is None:  # bytes of the weights
                 sizes = {name: state_bytes(model.module, model.stored)
                          for name, model in models.items()}  # fmt: skip
             else:
-                sizes = mixed_model.bytes  # of files, embeddings included
+                sizes = mixed_model.bytes  # of the file, embeddings included
             damage = Damage(measurement, schemes, _original_bytes(loaded), sizes)
         head, machine = _output_head(prepared), self.session.machine
         method = _method_table(
@@ -254,7 +256,10 @@ class _Quantizer:
     def _quantize_with_schemes(
         self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
     ) -> dict[str, Model]:
-        """Return the model quantized with each scheme, by the scheme's name."""
+        """Return the model quantized with each scheme, by the scheme's name.
+
+        Each scheme gets the `calibration` sequences only if it needs them.
+        """
         models: dict[str, Model] = {}
         for name, scheme in schemes.items():
             self.session.show.note(f"quantizing {loaded.name}: {name}")
@@ -272,7 +277,8 @@ class _Quantizer:
         return self.engine is not None and self.engine.quantizes_embeddings
 
     def _load_next(self) -> Model:
-        """Load the next model, as a decoder if a file for llama.cpp is to be written.
+        """Load the next model; for llama.cpp convert it to a decoder, as GGUF files are written of
+        decoders only.
 
         Raises:
             WakefulError: it is quantized already, or no GGUF file can hold it.
@@ -288,8 +294,10 @@ class _Quantizer:
         return loaded
 
     def _layers_to_quantize(self, prepared: nn.Module) -> dict[str, nn.Module]:
-        """Return the layers to quantize by name, without the output head where bits per weight are
-        budgeted: --bits counts the head only for llama.cpp.
+        """Return the layers to quantize, by name.
+
+        There are none if all schemes quantize the cache alone. With --bits the output head stays in
+        full precision, except for llama.cpp: these bits are of the other layers.
         """
         if all(scheme.weights is None for scheme in self.schemes):
             return {}
@@ -303,14 +311,15 @@ class _Quantizer:
         self, loaded: Model, engine: EngineFormats, prepared: nn.Module,
         layers: Mapping[str, nn.Module], calibration: Sequence[Tensor], tuning: Sequence[Tensor],
     ) -> FormatSearch:  # fmt: skip
-        """Return the search for formats of these layers within the budget of the options.
+        """Return the search for the formats of these layers, within the budget of the options.
 
-        `calibration` sequences round layers and select formats; `tuning` sequences train scales.
+        `prepared` is the loaded model with the layers to quantize. Layers are rounded and formats
+        selected by the `calibration` sequences, scales are trained on the `tuning` sequences.
         """
         options, show_count, name = self.options, self.session.show.count, loaded.name
         stored_dtype, decoder = loaded.export_dtype, as_decoder(prepared)
         embeddings, model_bytes = {}, state_bytes(prepared, loaded.stored)
-        if engine.quantizes_embeddings and decoder is not None:  # a GGUF file will be written
+        if engine.quantizes_embeddings and decoder is not None:  # for a GGUF file, in float16
             embeddings, stored_dtype = embedding_tables(decoder), torch.float16
             model_bytes = gguf_bytes(decoder)
         rounding_text, selection_text = split_text(calibration)
@@ -324,8 +333,10 @@ class _Quantizer:
         )  # fmt: skip
 
     def _schemes_to_save(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
-        """Return the scheme in which each layer will be saved, by the layer's name; where formats
-        are yet to be chosen, the first that fits the layer stands for them.
+        """Return the scheme in which each layer will be saved, by the layer's name.
+
+        If a format is yet to be chosen for each layer, the first that fits the layer stands for it:
+        this is to check early whether the file can hold the layers.
         """
         if self.engine is None:
             return dict.fromkeys(layers, self.schemes[0])
@@ -335,10 +346,11 @@ class _Quantizer:
         }
 
     def _read_sequences(self, loaded: Model, text: EvaluationData, length: int) -> list[Tensor]:
-        """Return sequences to measure on, then to calibrate on, then to train scales on.
+        """Return token ids (1, `length`) of sequences: those to measure on come first, then those
+        to calibrate on, and last those to train scales on.
 
-        Calibration texts give equally many sequences each; without such texts those sequences
-        follow the measured ones in `text`.
+        The first are from `text`. The others are from the calibration texts, or, if there are none,
+        follow the first in `text`.
 
         Raises:
             WakefulError: a sequence would be both measured and calibrated on.
@@ -346,7 +358,8 @@ class _Quantizer:
         bos, counts = loaded.starts_with_bos(self.options.bos), self.counts
 
         def read(data: EvaluationData, count: int) -> list[list[int]]:
-            if not count:
+            """Return the first `count` sequences of a text."""
+            if not count:  # then there may be no text
                 return []
             return data.sequences(loaded, length=length, num_sequences=count, bos=bos)
 
@@ -365,31 +378,33 @@ class _Quantizer:
     def _read_calibration_texts(
         self, read: Callable[[EvaluationData, int], list[list[int]]]
     ) -> list[list[int]]:
-        """Return sequences of the calibration texts, to calibrate on, then to train scales on.
+        """Return sequences of the calibration texts: first those to calibrate on, text after text,
+        then those to train scales on, one of each text in turn.
 
-        `read` returns so many sequences of a text. The texts have equal shares of both; those to
-        train on are ordered so that a step of training reads the texts in turn.
+        All texts have equal shares of both. `read(text, count)` returns a text's first sequences.
         """
         counts, num_texts = self.counts, len(self.calibration)
         calibration: list[list[int]] = []
         tuning_by_text: list[list[list[int]]] = []
         for index, text in enumerate(self.calibration):
-            # Its share, if the texts give one sequence each in turn.
+            # This text's share, as when each text in turn gives one sequence.
             num_calibration = len(range(index, counts.calibration, num_texts))
             num_tuning = len(range(index, counts.tuning, num_texts))
             sequences = read(text, num_calibration + num_tuning)
             calibration += sequences[:num_calibration]
             tuning_by_text.append(sequences[num_calibration:])
+        # None fills the turns of a text that has no more sequences.
         in_turn = chain.from_iterable(zip_longest(*tuning_by_text))
         return calibration + [tokens for tokens in in_turn if tokens is not None]
 
 
 def _engine_formats(options: QuantizeOptions) -> EngineFormats:
-    """Return the formats to choose from: the engine's, or the schemes that the options name, the
-    smallest first.
+    """Return the formats to choose from, the smallest first: the schemes that the options name, or
+    else the engine's own.
 
     Raises:
-        WakefulError: the engine's file cannot hold a scheme or a quantized cache.
+        WakefulError: a scheme is unknown or named twice, the files of the engine cannot hold one,
+            or they hold no quantized cache.
     """
     engine = ENGINES[options.for_]
     if engine.quantizes_embeddings and options.cache:
@@ -403,7 +418,7 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
     schemes = parse_schemes(options.scheme)
     for scheme in schemes:
         compressed_config({scheme: ()})  # raises if the file cannot hold it
-    # Compared by a row so long that its groups are whole in all schemes.
+    # By the bytes of one row. It is so long that it has whole groups in all schemes.
     ordered = sorted(schemes, key=lambda scheme: matrix_bytes(scheme, 1, 128 * 128))
     return replace(engine, schemes={str(scheme): scheme for scheme in ordered})
 
@@ -411,20 +426,26 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
 def _quantize_caches(
     modules: Iterable[nn.Module], format_name: str, calibration: Sequence[Tensor]
 ) -> None:
-    """Quantize the key/value caches of models to a format of `--cache`, such as "fp8" or
-    "int8_head", in place.
+    """Quantize the key/value caches of quantized models in place, with scales set by calibration
+    text.
+
+    `format_name` is a value of --cache: "fp8" or "int8", with one scale per tensor, or with
+    "_head" appended, with one per head.
     """
     number, _, per_head = format_name.partition("_")
     per = "head" if per_head else "tensor"
     grid = E4M3(per=per) if number == "fp8" else Absmax(bits=8, per=per)
     for module in modules:
         scheme = scheme_of(module)
-        assert scheme is not None
+        assert scheme is not None  # the scheme of the model's layers, to which the cache's is added
         calibrate_cache(quantize_cache(module, replace(scheme, cache=grid)), calibration)
 
 
 def _as_quantized_model(loaded: Model, scheme: str, module: nn.Module) -> Model:
-    """Return a loaded model with a module quantized by a scheme, which its name mentions."""
+    """Return a copy of a loaded model that has the quantized module instead of its own.
+
+    The name of the `scheme` is added to the model's name and architecture; no file holds it yet.
+    """
     return replace(
         loaded, name=f"{loaded.name} {scheme}", module=module, path=None,
         architecture=f"{loaded.architecture}, {scheme}",
@@ -448,7 +469,7 @@ def _output_head(model: nn.Module) -> nn.Module | None:
 
 
 def parse_schemes(expressions: Sequence[str]) -> list[Scheme]:
-    """Return the schemes of expressions; modules that these name are imported.
+    """Return the schemes of expressions; modules of a user's own that these name are imported.
 
     Raises:
         WakefulError: an expression does not parse, or a scheme is named twice.
@@ -481,8 +502,10 @@ def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_mode
 
 
 def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models: int) -> None:
-    """Raise `WakefulError` if what is asked for cannot be saved, or the path of --save exists, has
-    the wrong ending or overlaps that of --out.
+    """Raise `WakefulError` if --save cannot be done.
+
+    It needs one model and one scheme or chosen formats, which the file can hold. Its path must not
+    exist or overlap that of --out, and for llama.cpp it ends in .gguf or .txt.
     """
     if num_models > 1:
         raise WakefulError(f"--save writes one model, and {num_models} are named")
@@ -509,8 +532,8 @@ def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models:
 
 
 def _original_bytes(loaded: Model) -> int:
-    """Return the bytes of the files that a model was loaded from; without files, the bytes that its
-    weights would take.
+    """Return the bytes of a model's weights in the files that it was loaded from, a single file or
+    a folder; without such files, the bytes that the weights would take.
     """
     path = loaded.path
     if path is not None and path.is_file():
@@ -532,10 +555,11 @@ def _method_table(
 ) -> dict[str, str]:
     """Return the rows of the report's section on how the damage was measured, by title.
 
-    `text` is the name of the measured text, `length` the tokens of a sequence, and
-    `num_calibration` the number of calibration sequences, 0 if there are none.
+    `text` is the name of the measured text, `num_layers` the number of quantized layers (0 for a
+    scheme of the cache alone), `length` the tokens of a sequence, and `num_calibration` the number
+    of calibration sequences, 0 if there are none.
     """
-    layers = "none: keys and values are rounded as attention reads them"  # a scheme of the cache
+    layers = "none: keys and values are rounded as attention reads them"
     if num_layers:
         layers = (
             f"{num_layers} linear layers; embeddings, norms and a head tied to an embedding stay"

@@ -78,10 +78,19 @@ def tune_scales(
 ) -> Tuning:
     """Train the scales of a quantized model, in place, by KL from the full-precision `model`.
 
-    Steps read the sequences of `text` in turn; the learning rate falls from `rate` to 0 as a
-    cosine. The untrained scales are restored unless KL on the validation text falls by more than
-    its paired 95% interval. `state` is a file to which the state of training is written every
-    minute; if it exists, training continues from it.
+    Return KL on the validation text before and after. Unless it falls by more than its paired 95%
+    interval, the model gets its untrained scales back.
+
+    Args:
+        model: the model in full precision.
+        quantized_model: its quantized version, of which some layers have scales to train.
+        text: sequences of one length to train on, which steps read in turn.
+        validation_text: other sequences, to measure KL on.
+        steps: number of steps of Adam.
+        rate: learning rate of the first step; it falls to 0 as a cosine.
+        state: file to which the state of training is written every minute and at the end. If it
+            exists, training continues from it.
+        on_progress: called with the number of steps done and their total.
 
     Raises:
         WakefulError: `state` is a file of another training.
@@ -92,7 +101,7 @@ def tune_scales(
         if is_tunable(layer.scheme)
     }
     initial_scales = {name: layer.scale for name, layer in layers.items()}
-    log_ratios = {
+    log_ratios = {  # θ of each layer
         name: torch.zeros_like(scale, dtype=torch.float32, requires_grad=True)
         for name, scale in initial_scales.items()
     }
@@ -129,8 +138,10 @@ def tune_scales(
 
 
 def is_clear_decrease(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Tell whether the mean falls by more than the 95% interval (Student's t) of the paired
-    differences.
+    """Tell whether the mean falls from `before` to `after` by more than chance explains.
+
+    The fall has to exceed the half-width of the 95% interval (Student's t) of the mean of the
+    paired differences.
     """
     differences = [old - new for old, new in zip(before, after, strict=True)]
     decrease, error = mean_and_error(differences)
@@ -143,10 +154,11 @@ def _set_kl_gradients(
     sequences: Sequence[Int[Tensor, "1 L"]],
     parameters: Sequence[Tensor],
 ) -> None:
-    """Set the parameters' gradients of the mean KL(model ‖ quantized_model) per predicted token.
+    """Set each parameter's `grad` to that of the mean KL(model ‖ quantized_model) per predicted
+    token.
 
-    Equally long sequences are run one by one, to save memory. With p of the model and p̂ of the
-    quantized one, ∂KL/∂logits = p̂ − p for each predicted token.
+    The sequences, which have one length, are run one by one, to save memory. For a predicted token,
+    with probabilities p by the model and p̂ by the quantized one, ∂KL/∂logits = p̂ − p.
     """
     for parameter in parameters:
         parameter.grad = None
@@ -155,15 +167,18 @@ def _set_kl_gradients(
             true_probs = logits_and_targets(model, tokens)[0].float().softmax(-1)
         with torch.enable_grad():
             logits = logits_and_targets(quantized_model, tokens)[0]
-        gradient = logits.detach().float().softmax(-1).sub_(true_probs)
-        gradient /= len(logits) * len(sequences)
-        logits.backward(gradient.to(logits.dtype), inputs=list(parameters))
+        logit_gradient = logits.detach().float().softmax(-1).sub_(true_probs)
+        logit_gradient /= len(logits) * len(sequences)  # the number of predicted tokens
+        # Adds to `grad` of the parameters alone, of no weight of the model.
+        logits.backward(logit_gradient.to(logits.dtype), inputs=list(parameters))
 
 
 def copy_with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
-    """Return a copy of a layer that shares all buffers, but whose scale can be replaced."""
+    """Return a copy of a layer that shares its buffers, but whose `scale` can be replaced without
+    an effect on `layer`.
+    """
     copied = copy.copy(layer)
-    copied._buffers = dict(layer._buffers)
+    copied._buffers = dict(layer._buffers)  # else both have the same dictionary of buffers
     return copied
 
 
@@ -233,6 +248,7 @@ def _trainable_scales(
     """
 
     def multiply(name: str, layer: QuantizedLinear, x: Tensor) -> Tensor:
+        """Return x Ŵᵀ + b as `QuantizedLinear.linear` does, but differentiable by θ."""
         rows = x.float().reshape(-1, layer.in_features)
         y = _TunedLinear.apply(rows, log_ratios[name], layer, initial_scales[name])
         y = y if layer.bias is None else y + layer.bias.float()
@@ -240,18 +256,19 @@ def _trainable_scales(
 
     try:
         for name, layer in layers.items():
-            layer.linear = partial(multiply, name, layer)
+            layer.linear = partial(multiply, name, layer)  # hides the method of the class
         yield
     finally:
         for layer in layers.values():
-            del layer.linear  # the instance's, which hid the method of the class
+            del layer.linear  # the class's method is in use again
 
 
 def _training_digest(
     layers: Iterable[QuantizedLinear], text: Sequence[Tensor], steps: int, rate: float
 ) -> str:
-    """Return a digest of a training's layers, text and settings, by which a saved state is
-    recognized.
+    """Return a digest of a training's layers (codes and untrained scales), text and settings.
+
+    A saved state with the same digest is a state of the same training.
     """
     digest = hashlib.sha256(f"{steps} {rate}".encode())
     tensors: list[Tensor] = []
@@ -267,11 +284,11 @@ def _save_state(
     digest: str, step: int,
 ) -> None:  # fmt: skip
     """Write the trained logarithms θ and Adam's moments by layer name, with the training's `digest`
-    and the number of steps done.
+    and the number `step` of steps done.
     """
     tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
     for name, tensor in log_ratios.items():
-        moments = optimizer.state[tensor]
+        moments = optimizer.state[tensor]  # empty for a layer that has never had a gradient
         tensors |= {f"{name}.{key}": moments[key] for key in _MOMENTS if key in moments}
     with replace_atomically(file) as part:
         save_tensors(tensors, part, {"identity": digest, "step": str(step)})
@@ -280,15 +297,17 @@ def _save_state(
 def _load_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor], digest: str
 ) -> int:
-    """Load the trained logarithms θ and Adam's moments from a file, in place; return the number of
-    steps done. `digest` is that of this training.
+    """Load the state of a training from a file; return the number of steps done.
+
+    The trained logarithms θ are copied into `log_ratios`, Adam's moments go into `optimizer`.
 
     Raises:
-        WakefulError: the file holds no tuning state, or that of another training.
+        WakefulError: the file holds no such state, or `digest`, which stands for this training, is
+            not the file's.
     """
     try:
         with safe_open(file, framework="pt") as tensors:
-            metadata, names = tensors.metadata() or {}, set(tensors.keys())
+            metadata, stored_names = tensors.metadata() or {}, set(tensors.keys())
             if metadata.get("identity") != digest:
                 raise WakefulError(
                     f"{file} is the state of tuning another model, other text or other steps: name "
@@ -299,7 +318,7 @@ def _load_state(
                 log_ratio.data.copy_(tensors.get_tensor(f"{name}.logarithm"))
                 moments = {
                     key: tensors.get_tensor(f"{name}.{key}").to(log_ratio.device)
-                    for key in _MOMENTS if f"{name}.{key}" in names
+                    for key in _MOMENTS if f"{name}.{key}" in stored_names
                 }  # fmt: skip
                 optimizer.state[log_ratio] = {"step": torch.tensor(float(step)), **moments}
     except (SafetensorError, OSError) as error:
