@@ -45,7 +45,8 @@ class Frontier:
         """Solve the knapsack for all budgets by dynamic programming over bytes.
 
         `groups` lists, for each group of layers, the bytes and cost of its possible formats, at
-        least one.
+        least one. The tables have a column for each number of units of bytes that a budget allows
+        beyond the smallest formats.
         """
         self.groups = groups
         smallest_bytes = [min(choice.bytes for choice in group) for group in groups]
@@ -56,14 +57,15 @@ class Frontier:
             [choice.bytes - smallest for choice in group]
             for group, smallest in zip(groups, smallest_bytes, strict=True)
         ]
-        unit = math.gcd(*(size for sizes in extra_bytes for size in sizes)) or 1
+        unit = math.gcd(*(size for sizes in extra_bytes for size in sizes)) or 1  # 0: no choice
         total_extra = self.max_bytes - self.min_bytes
         if total_extra // unit > _UNITS:  # too many columns: a coarser unit
-            unit = -(-total_extra // _UNITS)
+            unit = -(-total_extra // _UNITS)  # rounded up, as are the units of each choice
         self._unit = unit
         self._extra_units = [[-(-size // unit) for size in sizes] for sizes in extra_bytes]
         num_columns = sum(map(max, self._extra_units)) + 1
-        # Column c holds the least cost of the groups so far within c units beyond the smallest.
+        # costs[c] is the least cost of the groups so far within c units; _choices[g, c] is the
+        # index of group g's format in it.
         costs = np.zeros(num_columns)
         self._choices = np.zeros((len(groups), num_columns), dtype=np.int16)
         for group_index, choices in enumerate(groups):
@@ -103,7 +105,7 @@ class Frontier:
 
     def curve(self, points: int = 60) -> list[tuple[int, float]]:
         """Return (bytes, cost) of the best allocations for `points` evenly spaced budgets, in
-        increasing order of bytes.
+        increasing order of bytes; an allocation that is best for several budgets comes once.
         """
         budgets = np.linspace(self.min_bytes, self.max_bytes, points).astype(int)
         allocations = [self.within_bytes(int(budget)) for budget in budgets]
@@ -119,9 +121,8 @@ class Frontier:
         for group_index in reversed(range(len(self.groups))):
             choice_index = int(self._choices[group_index, column])
             choice_indices.append(choice_index)
-            column -= self._extra_units[group_index][
-                choice_index
-            ]  # what is left for earlier groups
+            units = self._extra_units[group_index][choice_index]
+            column -= units  # what is left for earlier groups
         choice_indices.reverse()
         choices = [group[index] for group, index in zip(self.groups, choice_indices, strict=True)]
         return Allocation(
@@ -150,7 +151,8 @@ def lower_bound(groups: Sequence[Sequence[FormatChoice]], budget: int) -> float:
         return sum(choice.cost for choice in cheapest) + price * (total - budget), total
 
     # The dual is concave in the price; its slope is the number of bytes beyond the budget. So the
-    # price is doubled until the cheapest choices fit the budget, and then bisected.
+    # price is doubled, from a tiny one, until the cheapest choices fit the budget, and is then
+    # bisected until float64 holds no price between.
     best, total = dual(0.0)
     low, high = 0.0, 1e-12
     while total > budget and high < 1e12:

@@ -74,7 +74,8 @@ class Operands:
         # Each pair is looked up as one element of twice the size.
         table = number_pairs.view(_DTYPE_OF_SIZE[2 * dtype.itemsize]).flatten()
         pairs = table.index_select(0, self.stored.flatten().int())
-        return pairs.view(dtype).view(len(self.stored), -1)[:, : self.width]
+        numbers = pairs.view(dtype).view(len(self.stored), -1)
+        return numbers[:, : self.width]  # without the padding of an odd width
 
 
 def reference_product(
@@ -107,13 +108,13 @@ def integer_product(
     zero points z; where inputs are not quantized (`inputs` or `scales` is None), x Ŵᵀ.
     """
     if inputs is None or scales is None:
-        if weights.grid.group:  # whose scales differ within a sum
+        if weights.grid.group:  # terms of one sum have different scales
             return reference_product(x, None, None, weights)
         return _weight_only_product(x, weights)
     q, zero = inputs.quantize(x, scales), weights.scales.zero
     sums = integer_matmul(q, weights.integers)
     if zero is not None:
-        # A narrow range far from zero has a zero point whose products overflow 32 bits.
+        # In 64 bits: weights of a narrow range far from zero have a large zero point.
         sums = sums.long() - q.sum(1, keepdim=True, dtype=torch.int64) * zero.T.long()
     return (sums.double() * scales.scale * weights.scales.scale.T).float()
 

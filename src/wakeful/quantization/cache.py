@@ -42,6 +42,9 @@ class QuantizedCache(FixedDtypeModule):
     fixed_buffers = ("keys", "values")
 
     def __init__(self, scheme: Scheme) -> None:
+        """Prepare the rounding to `scheme.cache`; if its scales are fixed, the ranges of keys and
+        values start as 0 to 0.
+        """
         super().__init__()
         assert scheme.cache is not None
         self.scheme = scheme
@@ -68,12 +71,15 @@ class QuantizedCache(FixedDtypeModule):
             return heads
         else:
             scales = self.fixed_scales(part)
-            if self.grid.per == "head":  # the heads' scales, once for each token
-                scales = scales.repeat(len(rows) // len(scales.scale))
+            if self.grid.per == "head":  # the heads' scales, repeated for each token
+                num_tokens = len(rows) // len(scales.scale)
+                scales = scales.repeat(num_tokens)
         return self.grid.fake_quantize(rows, scales).to(heads.dtype).view(heads.shape)
 
     def _widen(self, bounds: Tensor, heads: Tensor) -> Tensor:
-        """Return a range, (2, 1) or (2, G), that also covers keys or values (B, L, G, d)."""
+        """Return the range `bounds` widened to cover keys or values `heads` (B, L, G, d): minimum
+        and maximum, as (2, G) where each head has a scale, else (2, 1).
+        """
         if self.grid.per == "head":
             low, high = heads.amin((0, 1, 3)), heads.amax((0, 1, 3))
         else:
@@ -120,13 +126,12 @@ def check_cache_support(model: nn.Module) -> None:
 
 
 def quantize_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
-    """Make a model's attention read rounded keys and values, in place, if the scheme says so.
-
-    Returns the model.
+    """Make a model's attention read rounded keys and values, in place, if the scheme has a format
+    for the cache; return the model.
 
     Raises:
         WakefulError: the model's attention is not supported, or its keys and values differ in
-            width (they are computed from something narrower that is cached).
+            width: then it caches something narrower, from which both are computed.
     """
     if scheme.cache is None:
         return model
@@ -148,8 +153,8 @@ def _attention_modules(model: nn.Module) -> list[Attention]:
 def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
     """Install an attention function that rounds keys and values, and a `QuantizedCache` per layer.
 
-    A first forward pass over two tokens shows which modules attend, and the width of their keys
-    and values.
+    Which modules attend, and the width of their keys and values, shows in a first forward pass over
+    two tokens: the modules get their caches in it.
 
     Raises:
         WakefulError: no module attends by such a function, or keys and values differ in width.
@@ -164,12 +169,13 @@ def _install_attention(model: PreTrainedModel, scheme: Scheme) -> None:
     def add_cache_and_attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any
     ):
+        """Attention function of the first pass: give the module its cache, then attend."""
         widths.append((key.shape[-1], value.shape[-1]))
         module.add_module(_NAME, QuantizedCache(scheme).to(key.device))
         return attend_to_rounded(module, query, key, value, *rest, **more)
 
     masks = AttentionMaskInterface()
-    AttentionMaskInterface.register(name, masks[implementation])
+    AttentionMaskInterface.register(name, masks[implementation])  # the same masks as before
     AttentionInterface.register(name, add_cache_and_attend)
     try:
         model.set_attn_implementation(name)
@@ -199,7 +205,7 @@ def _attend_to_rounded(
     `implementation` is the name of that function, such as "sdpa"; `rest` and `more` are passed on.
     `module`, the attention layer, holds the quantized cache that rounds.
     """
-    cache = module.get_submodule(_NAME)
+    cache = module.get_submodule(_NAME)  # which takes (B, S, G, d)
     rounded_key = cache(key.transpose(1, 2), "keys").transpose(1, 2)
     rounded_value = cache(value.transpose(1, 2), "values").transpose(1, 2)
     modeling_file = vars(sys.modules[type(module).__module__])

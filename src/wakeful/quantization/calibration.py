@@ -29,7 +29,7 @@ def collect_statistics(
     weights: TokenWeights | None = None,
     outputs: bool = False,
 ) -> dict[str, InputStatistics]:
-    """Return statistics of each layer's inputs in the full-precision model on calibration tokens.
+    """Return statistics of each layer's inputs in a model on calibration tokens, by layer name.
 
     Layers that read the same tensor share the statistics of it.
 
@@ -42,13 +42,13 @@ def collect_statistics(
         outputs: also record the largest outputs, which multiplies every layer a second time.
 
     Raises:
-        WakefulError: calibration text never reaches a layer.
+        WakefulError: calibration text never reaches a layer, such as an expert.
     """
     collector = _Collector(layers, gram=gram, outputs=outputs, weights=weights)
     with hooked(layers, after=collector.add_call):
         for index, tokens in enumerate(calibration):
             collector.begin_batch(index)
-            with suppress(StopForward):
+            with suppress(StopForward):  # by which `layerwise` ends a pass after one block
                 logits_of(model, tokens)
     unread = [name for name in layers if name not in collector.statistics]
     if unread:
@@ -82,12 +82,13 @@ class _Collector:
         self._calls.clear()
 
     def add_call(self, name: str, args: tuple[Any, ...], _output: object) -> None:
-        """Add one call of a layer to its statistics; a hook after the layer's forward.
+        """Add the inputs of one call of a layer to its statistics; a hook after its forward.
 
-        Where another layer has read the same tensor in this pass, and the two share statistics, the
-        tensor is in them already. Only where tokens are weighted has each layer its own XᵀX.
+        Layers that read the same tensor share statistics, to which it is added once. Only where
+        tokens are weighted does each layer have its own XᵀX.
         """
         layer, x = self.layers[name], args[0]
+        # Statistics of another layer that has read this very tensor in this pass, if there is one.
         shared = next((statistics for tensor, statistics in self._inputs if tensor() is x), None)
         statistics = self.statistics.get(name)
         if statistics is None:
@@ -101,6 +102,7 @@ class _Collector:
             weights = self.weights[name][self._batch_index].get(call)
             if weights is not None:  # else the loss does not depend on this call
                 statistics.gram += rows.T @ (rows * weights.unsqueeze(1))
+        # Layers may share a tensor in this pass and, from an earlier one, no statistics.
         is_new = shared is None or shared.channel_max is not statistics.channel_max
         if is_new:
             torch.maximum(statistics.channel_max, rows.abs().amax(0), out=statistics.channel_max)
@@ -117,20 +119,20 @@ class _Collector:
 def _new_statistics(
     layer: nn.Module, shared: InputStatistics | None, *, gram: bool, own_gram: bool
 ) -> InputStatistics:
-    """Return empty statistics of a layer, with a Gram matrix XᵀX if `gram`.
+    """Return statistics for a layer, with a Gram matrix XᵀX if `gram`.
 
-    If another layer reads the same tensor, its `shared` statistics are continued: their tensors are
-    the same objects, except for the Gram matrix where each layer has its own (`own_gram`).
+    They are empty unless another layer reads the same tensor: then they hold the very tensors of
+    its `shared` statistics, except for an own Gram matrix if `own_gram`. The shared largest |W| is
+    raised, in place, to that of this layer.
     """
     weight_max = weight_and_bias(layer)[0].detach().float().abs().amax(0)
-    matrix = None
+    new_gram = None
     if gram and (own_gram or shared is None):
-        matrix = weight_max.new_zeros(len(weight_max), len(weight_max))
+        new_gram = weight_max.new_zeros(len(weight_max), len(weight_max))
     if shared is None:
-        return InputStatistics(torch.zeros_like(weight_max), 0.0, matrix, weight_max)
-    # The largest |W| is of all layers that read the tensor.
+        return InputStatistics(torch.zeros_like(weight_max), 0.0, new_gram, weight_max)
     torch.maximum(shared.weight_max, weight_max, out=shared.weight_max)
-    return replace(shared, output_max=0.0, gram=shared.gram if matrix is None else matrix)
+    return replace(shared, output_max=0.0, gram=shared.gram if new_gram is None else new_gram)
 
 
 def linear_product(layer: nn.Module, x: Tensor) -> Tensor:

@@ -68,7 +68,9 @@ _STORED = (
 def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, Any]:
     """Return the `quantization_config` of a model whose layers have these schemes.
 
-    `targets` holds the layer names of each scheme; a single scheme also targets every "Linear".
+    `targets` holds the layer names of each scheme; a single scheme also targets every "Linear". A
+    scheme of the cache alone has no layers; the format of the cache is that of the first scheme
+    that has one.
 
     Raises:
         WakefulError: the format does not support a scheme.
@@ -77,11 +79,12 @@ def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, An
         scheme: names for scheme, names in targets.items() if scheme.weights is not None
     }
     groups = [_config_group(scheme) for scheme in weight_schemes]
-    # An engine looks for a layer that it fuses by its class before it looks for its parts by name.
+    # An engine looks up a layer that it fuses (queries, keys and values) by its class first, then
+    # its parts by their names. With several schemes the class would not say which one it has.
     classes = ["Linear"] if len(groups) == 1 else []
     for group, names in zip(groups, weight_schemes.values(), strict=True):
         group["targets"] = [*classes, *names]
-    storage_formats = {group["format"] for group in groups} or {"dense"}
+    storage_formats = {group["format"] for group in groups} or {"dense"}  # "dense": no weights
     caches = [_cache_args(scheme) for scheme in targets if scheme.cache is not None]
     return {
         "quant_method": FORMAT,
@@ -94,7 +97,7 @@ def compressed_config(targets: Mapping[Scheme, Collection[str]]) -> dict[str, An
 
 
 def _config_group(scheme: Scheme) -> dict[str, Any]:
-    """Return a scheme as one of the `config_groups` of the configuration, without its targets.
+    """Return the entry of a scheme in the configuration's `config_groups`, without its targets.
 
     Raises:
         WakefulError: the format does not support the scheme.
@@ -110,17 +113,18 @@ def _config_group(scheme: Scheme) -> dict[str, Any]:
         "format": storage,
     }
     if inputs is not None:
-        # With two levels of scales the outer one is static and those of groups are "local".
+        # "local": of two levels of scales only those of groups are computed from each input.
         dynamic = "local" if inputs.two_scales else scheme.scales == "dynamic"
         group["input_activations"] = _quantization_args(inputs, dynamic=dynamic)
     return group
 
 
 def _cache_args(scheme: Scheme) -> dict[str, Any]:
-    """Return the `kv_cache_scheme`: the number format of a scheme's keys and values.
+    """Return the configuration's `kv_cache_scheme`: the number format of keys and values.
 
     Raises:
-        WakefulError: the format, or an engine that reads it, does not support that number format.
+        WakefulError: it is none of the number formats that engines read, whole numbers of 8 bits
+            and e4m3, each with a scale per tensor or per head.
     """
     grid = scheme.cache
     if grid is None or grid not in (
@@ -139,33 +143,36 @@ def _unsupported_scheme(scheme: Scheme) -> WakefulError:
 
 
 def _storage_format(scheme: Scheme) -> str | None:
-    """Return the format's name for how a scheme's weights and inputs are stored; None if it does
-    not support them.
+    """Return compressed-tensors' name, such as "pack-quantized", for the way in which a scheme's
+    weights and inputs are stored; None if it has none for this scheme.
     """
     weights, inputs = scheme.weights, scheme.inputs
-    if weights is None or scheme.outputs is not None:
+    if weights is None or scheme.outputs is not None:  # it has no quantized outputs
         return None
-    static = inputs is None or scheme.scales == "static"
-    if isinstance(weights, MxE2M1 | NvE2M1):
+    is_static = inputs is None or scheme.scales == "static"
+    if isinstance(weights, MxE2M1 | NvE2M1):  # floats of 4 bits
         grids = [weights] if inputs is None else [weights, inputs]
-        supported = all(type(grid) is type(weights) for grid in grids)
-        if weights.two_scales:  # one outer scale per tensor, that of inputs static
-            supported = supported and static and all(grid.per == "tensor" for grid in grids)
+        is_supported = all(type(grid) is type(weights) for grid in grids)
+        if weights.two_scales:  # one outer scale per tensor; that of inputs is static
+            is_supported = is_supported and is_static and all(g.per == "tensor" for g in grids)
         name = "nvfp4" if weights.two_scales else "mxfp4"
-        return f"{name}-pack-quantized" if supported else None
+        return f"{name}-pack-quantized" if is_supported else None
     if inputs is None:
-        # compressed-tensors 0.20 packs zero points when it writes and expects them unpacked when
-        # it reads (`PackedQuantizationCompressor.compress` on the meta device).
+        # No zero points: compressed-tensors 0.20 packs them when it writes and expects them
+        # unpacked when it reads (`PackedQuantizationCompressor.compress` on the meta device).
         is_absmax = isinstance(weights, Absmax)
-        packed = is_absmax and weights.bits in (4, 8) and weights.per == "channel"
-        return "pack-quantized" if packed else None
-    if not any(type(weights) is type(inputs) is grid for grid in (Absmax, E4M3)):
-        return None
+        is_packed = is_absmax and weights.bits in (4, 8) and weights.per == "channel"
+        return "pack-quantized" if is_packed else None
+    both_whole_numbers = type(weights) is type(inputs) is Absmax
+    both_floats = type(weights) is type(inputs) is E4M3
     eight_bits = all(grid.bits == 8 and not grid.group for grid in (weights, inputs))
-    clipped = isinstance(inputs, Absmax) and inputs.clip != 1
-    if not eight_bits or (not static and (inputs.per == "tensor" or clipped)):
+    if not (eight_bits and (both_whole_numbers or both_floats)):
         return None
-    return "int-quantized" if isinstance(weights, Absmax) else "float-quantized"
+    is_clipped = isinstance(inputs, Absmax) and inputs.clip != 1
+    # An engine computes dynamic scales itself: per token, and from the whole range of the inputs.
+    if not is_static and (inputs.per == "tensor" or is_clipped):
+        return None
+    return "int-quantized" if both_whole_numbers else "float-quantized"
 
 
 def check_compressed(
@@ -180,7 +187,7 @@ def check_compressed(
     schemes, both by name; `tokenizer` is the one to write, where it is ours and not Transformers'.
     """
     for scheme in dict.fromkeys(schemes.values()):
-        compressed_config({scheme: ()})
+        compressed_config({scheme: ()})  # raises for a scheme that the format does not support
     stock = _to_stock_model(model, layers)
     own_names = {layer: name for name, layer in layers.items()}
     stock_schemes = {name: schemes[own_names[layer]] for name, layer in stock.layers.items()}
@@ -189,9 +196,10 @@ def check_compressed(
     divided = {name: method for name, method in methods.items() if method.divides_inputs}
     if divided:
         readers_by_norm = list(readers_of_norms(model).values())
-        # The norm divides in the place of its readers, which it can only for all of them alike.
+        # In the file the norm divides, and all layers that read it get the divided output.
         for readers in readers_by_norm:
-            if 0 < len(divided.keys() & set(readers)) < len(readers):
+            num_divided = len(divided.keys() & set(readers))
+            if 0 < num_divided < len(readers):  # some of them, but not all
                 raise _different_divisors(readers)
         # A method with norms=True does not divide the inputs of layers that read no norm.
         always_divided = {name for name, method in divided.items() if not method.norms}
@@ -227,7 +235,7 @@ def save_compressed(
     scheme = scheme_of(model)
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
-    # A layer that is used in several places has its own tensors in the file for each.
+    # A layer that is used in several places is written once for each of them.
     all_layers = quantized_layers(model, remove_duplicate=False)
     # Refuse unsupported schemes first.
     compressed_config({scheme: (), **{layer.scheme: () for layer in all_layers.values()}})
@@ -281,9 +289,10 @@ def save_compressed(
 
 
 def _set_shorter_context(config: PreTrainedConfig, model: nn.Module, context: int) -> None:
-    """Set a configuration's context length to `context` if that is shorter than the model's.
+    """Set a configuration's context length to `context` if that is shorter than the old one; 0
+    keeps the old one.
 
-    The old length is kept if an embedding has as many rows: that is a table of learned positions.
+    It is kept too if an embedding has that many rows: the rows are learned positions.
     """
     text_config: Any = config.get_text_config(decoder=True)
     old_context = getattr(text_config, "max_position_embeddings", None) or 0
@@ -301,22 +310,25 @@ def file_bytes(folder: Path) -> int:
 def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
     """Return the bytes that a model's weights take in a file, shared ones counted once.
 
-    A tensor that is not quantized counts in the dtype `stored` if that holds its numbers exactly.
+    A tensor that is not quantized counts in the dtype `stored` if that holds its numbers exactly,
+    else in its own; with `stored` None in its own.
     """
     layers, size = quantized_layers(model), 0
     for name, tensor in unique_state(model).items():
         owner, _, leaf = name.rpartition(".")
-        is_code_or_scale = owner in layers and leaf != "bias"  # which keep their dtype
-        size += narrow_exactly(tensor, None if is_code_or_scale else stored).nbytes
+        is_code_or_scale = owner in layers and leaf != "bias"
+        dtype = None if is_code_or_scale else stored  # codes and scales keep their dtype
+        size += narrow_exactly(tensor, dtype).nbytes
     return size
 
 
 @contextmanager
 def _emulate_reader(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Make quantized layers compute, within the context, as a library that loads their file may.
+    """Make quantized layers compute, within the context, about as a library does that loads their
+    file: with weights unpacked to `dtype`. All other parameters are rounded to `dtype` too.
 
-    Such a library unpacks weights to `dtype` and may round inputs by other scales. To see how much
-    the inputs' rounding changes, they are not rounded here at all.
+    Inputs are not rounded at all. A library may round them by slightly other scales than ours, and
+    `read_back` allows differences of the size of what this context changes.
     """
     quantized_linears = {layer for layer in layers if isinstance(layer, QuantizedLinear)}
     try:
@@ -326,11 +338,13 @@ def _emulate_reader(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator
             yield
     finally:
         for layer in quantized_linears:
-            del layer.linear  # the instance's, which hid the method of the class
+            del layer.linear  # now the method of the class is found again
 
 
 def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> Tensor:
-    """Return a quantized layer's output for unrounded inputs, its weights rounded to `dtype`."""
+    """Return a quantized layer's output for unrounded inputs, its dequantized weights rounded to
+    `dtype`; the arithmetic is float32.
+    """
     rows = x.float() if layer.divisor is None else x.float() / layer.divisor
     bias = None if layer.bias is None else layer.bias.float()
     return F.linear(rows, layer.dequantize().to(dtype).float(), bias).to(x.dtype)
@@ -339,7 +353,8 @@ def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> T
 def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
     """Return a number format as compressed-tensors' `QuantizationArgs`.
 
-    `dynamic` tells whether scales are computed from each input; "local" means those of groups only.
+    `dynamic` tells whether scales are computed from each input; "local" means that only those of
+    groups are.
     """
     strategy = "group" if grid.group else grid.per
     if strategy == "head":
@@ -401,26 +416,28 @@ def _file_tensors(
     layout: _TransformersLayout,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return all tensors to write, by their names in files.
+    """Return all tensors to write, by their names in files: those in full precision, and the codes
+    and scales of the quantized `layers`.
 
     A tensor is converted to `dtype` where that changes no number. A quantized expert's fused gate
     and up projection is cut by rows into the two that files hold.
     """
     file_names = layout.file_names
-    tensors = {  # those in full precision, none of which is cut: each has one name
+    # A tensor in full precision is never cut, so it has one name.
+    tensors = {
         file_names.get(name, [name])[0]: tensor.detach() for name, tensor in stock.tensors.items()
     }
     for name, layer in layers.items():
         layer_names = file_names.get(name, [name])
-        rows = layer.out_features // len(layer_names)
+        num_rows = layer.out_features // len(layer_names)  # of one of the layers in the file
         for part, whole in _layer_file_tensors(layer).items():
             for index, file_name in enumerate(layer_names):
                 piece = whole
                 if part == "weight_shape":
-                    piece = torch.tensor([rows, layer.in_features])
+                    piece = torch.tensor([num_rows, layer.in_features])
                 elif len(layer_names) > 1:
-                    piece = whole[index * rows : (index + 1) * rows].clone()
-                # In a file where the layer's integers are in one, to save memory.
+                    piece = whole[index * num_rows : (index + 1) * num_rows].clone()
+                # If the layer's codes lie in a file to save memory, the piece does too.
                 tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
     return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
 
@@ -428,37 +445,38 @@ def _file_tensors(
 def _cache_scales(caches: Mapping[str, QuantizedCache]) -> dict[str, Tensor]:
     """Return the fixed scales of keys and values by the names that compressed-tensors gives them,
     such as "model.layers.0.self_attn.k_scale": (1,), or (G, 1, 1) where each head has one.
+
+    `caches` holds the quantized caches by the names of their attention layers.
     """
     scales: dict[str, Tensor] = {}
     for name, cache in caches.items():
-        for part in ("keys", "values"):
-            scale = cache.fixed_scales(part).scale
-            shape = (-1, 1, 1) if cache.grid.per == "head" else (1,)
-            scales[f"{name}.{part[0]}_scale"] = scale.reshape(shape)
+        shape = (-1, 1, 1) if cache.grid.per == "head" else (1,)
+        scales[f"{name}.k_scale"] = cache.fixed_scales("keys").scale.reshape(shape)
+        scales[f"{name}.v_scale"] = cache.fixed_scales("values").scale.reshape(shape)
     return scales
 
 
 def _layer_targets(
     schemes: Mapping[str, Scheme], layout: _TransformersLayout
 ) -> dict[Scheme, list[str]]:
-    """Return the layer names that the configuration lists as `targets` of each scheme, besides the
-    class "Linear"; experts are listed by one pattern.
+    """Return the layer names to list as `targets` of each scheme in the configuration.
 
-    `schemes` holds the scheme of each quantized layer by its name in Transformers.
+    `schemes` holds the scheme of each quantized layer by its name in Transformers. A single scheme
+    also targets the class "Linear" (`compressed_config`), so only the output head is listed. Of
+    several schemes all layers are listed, the experts by one pattern.
     """
     targets: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
         targets.setdefault(scheme, []).append(name)
     if len(targets) == 1:
-        # vLLM's output head is not of a class named Linear, so that it is found by its name alone:
-        # the only one without a dot.
-        return {
-            scheme: [name for name in names if "." not in name] for scheme, names in targets.items()
-        }
+        # vLLM's output head is not of a class named Linear, so it is found by its name alone. Its
+        # name is the only one without a dot.
+        (scheme,) = targets
+        return {scheme: [name for name in schemes if "." not in name]}
     for scheme, names in targets.items():
         targets[scheme] = [name for name in names if name not in layout.experts]
-        if len(targets[scheme]) < len(names):
-            # Transformers looks for one group that has a pattern of experts.
+        has_experts = len(targets[scheme]) < len(names)
+        if has_experts:  # Transformers looks for a scheme with a pattern of experts
             targets[scheme].append(_EXPERTS)
     return targets
 
@@ -469,7 +487,7 @@ def _match_transformers_layers(
     """Check that Transformers can hold every quantized layer and the tokenizer.
 
     `schemes` holds the layers' schemes by their names in Transformers. Returns Transformers' layout
-    of the model, and the tokenizer as Transformers reads it.
+    of the model, and the tokenizer as Transformers reads it; None for no tokenizer.
 
     Raises:
         WakefulError: a layer, or the tokenizer, has no equivalent there.
@@ -518,8 +536,9 @@ def _check_experts(
                 f"{name} is an expert, which Transformers reads from {FORMAT} only in whole "
                 f"numbers with unquantized inputs: use --scheme w4a16, or {_MEASURE_ONLY}"
             )
-    for tensor_name in stock.tensors:
+    for tensor_name in stock.tensors:  # those in full precision
         name = tensor_name.removesuffix(".weight")
+        # An expert's own layer: unless an expert is quantized, all are in one fused tensor.
         if name in layout.experts:
             raise WakefulError(
                 f"{name} alone stays in full precision, and {FORMAT} has one format for all "
@@ -539,9 +558,12 @@ def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]
             continue
         advice = ""
         if isinstance(grid, Absmax):  # other formats have groups of one size
-            common = math.gcd(*widths.values())
-            power_of_two = common & -common  # the largest that divides all widths
-            size = min(power_of_two, 2 ** (grid.group.bit_length() - 1))  # no larger than the group
+            # Advise the largest power of two that divides all widths and is no larger than the
+            # group that was asked for.
+            common_divisor = math.gcd(*widths.values())
+            largest_in_widths = common_divisor & -common_divisor  # its lowest bit
+            largest_in_group = 2 ** (grid.group.bit_length() - 1)
+            size = min(largest_in_widths, largest_in_group)
             smaller = Scheme(
                 weights=replace(grid, group=size), inputs=scheme.inputs, method=scheme.method
             )
@@ -579,16 +601,19 @@ def _to_stock_model(model: nn.Module, quantized: Mapping[str, nn.Module]) -> _St
         if not isinstance(tensor, nn.Parameter)
     }  # fmt: skip
     tensors = parameters | buffers
-    replaced = quantized.keys() | caches.keys()  # modules that write tensors of their own
-    full_precision = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name.rpartition(".")[0] not in replaced
-        and tensor
-        is not tensors.get(model.all_tied_weights_keys.get(name, ""))  # Transformers ties it again
-    }
-    attentions = {name.rpartition(".")[0]: cache for name, cache in caches.items()}
-    return _StockModel(corrected_config(model), full_precision, dict(quantized), caches=attentions)
+    full_precision: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        owner = name.rpartition(".")[0]
+        if owner in quantized or owner in caches:  # written as codes and scales
+            continue
+        tied_to = model.all_tied_weights_keys.get(name, "")
+        if tensor is tensors.get(tied_to):  # Transformers ties the two again as it loads the model
+            continue
+        full_precision[name] = tensor
+    caches_by_attention = {name.rpartition(".")[0]: cache for name, cache in caches.items()}
+    return _StockModel(
+        corrected_config(model), full_precision, dict(quantized), caches=caches_by_attention
+    )
 
 
 def _decoder_to_stock_model(
@@ -597,11 +622,12 @@ def _decoder_to_stock_model(
     parameters: dict[str, Tensor],
     caches: Mapping[str, QuantizedCache],
 ) -> _StockModel:
-    """Return the parts of our `Decoder` under the names of the stock architecture that it equals.
+    """Return the parts of our `Decoder` under the names of the stock architecture that computes the
+    same.
 
     `quantized` and `caches` are its quantized layers and caches, and `parameters` all parameters,
-    by their names in the decoder. A link names one tensor of Transformers and those of ours that
-    it is joined from.
+    by their names in the decoder. A link of the model's family names one tensor of Transformers
+    and the tensors of ours from which it is joined.
 
     Raises:
         WakefulError: no stock architecture is equal, or a part has no equivalent there.
@@ -622,9 +648,10 @@ def _decoder_to_stock_model(
     tensors: dict[str, Tensor] = {}
     for link in family.links(plain):
         hf_name = family.checkpoint_name(link.hf_name)
-        owners = [part.rpartition(".")[0] for part in link.decoder_names]
+        owners = [part.rpartition(".")[0] for part in link.decoder_names]  # layers of the tensors
         for owner in owners:
-            # The layer that computes the keys leads from our attention to that of Transformers.
+            # The layer of the keys is a part of our attention, and its name in Transformers begins
+            # with that of Transformers' attention, to which the cache belongs.
             attention, _, leaf = owner.rpartition(".")
             cache = caches.get(f"{attention}.quantized")
             if cache is not None and leaf == "key":
@@ -650,8 +677,8 @@ def _decoder_to_stock_model(
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:
-    """Return the matrix M (K, K) that rotates the inputs x of every `down` projection of a decoder:
-    the projection reads x M.
+    """Return the matrix M (K, K) of a decoder with rotated feed-forward inputs: every `down`
+    projection reads x M in place of its inputs x.
     """
     down: Any = model.get_submodule("blocks.0.mlp.down")
     return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))
@@ -660,8 +687,8 @@ def _inner_rotation(model: nn.Module) -> Tensor:
 def _weight_offset(norm: nn.Module) -> float:
     """Return the constant c that a norm adds to its weight w: 1 in a Gemma model, 0 in most others.
 
-    A norm's output is linear in its weight, y(w) = n (w + c), so that
-    c = |y(0)| / (|y(1)| − |y(0)|).
+    It is measured on a copy of the norm without its bias. The output is linear in the weight,
+    y(w) = n (w + c) with the normalized input n, so that c = |y(0)| / (|y(1)| − |y(0)|).
     """
     norm = copy.deepcopy(norm).float().requires_grad_(False)
     weight = norm.get_parameter("weight")
@@ -677,7 +704,7 @@ def _weight_offset(norm: nn.Module) -> float:
 
 def _transformers_layout(config: PreTrainedConfig) -> _TransformersLayout:
     """Return the layer names and shapes of the Transformers model with this configuration."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes without memory
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     modules = dict(skeleton.named_modules())
     linears = {
@@ -689,7 +716,7 @@ def _transformers_layout(config: PreTrainedConfig) -> _TransformersLayout:
     experts: set[str] = set()
     if any(map(is_fused, modules.values())):
         file_names, experts = _expert_file_names(skeleton, modules)
-    router_ids = routers_of(skeleton)
+    router_ids = routers_of(skeleton)  # empty for a model without experts
     routers = [file_names[name][0] for name, module in modules.items() if id(module) in router_ids]
     return _TransformersLayout(linears, file_names, experts, routers)
 
@@ -697,14 +724,14 @@ def _transformers_layout(config: PreTrainedConfig) -> _TransformersLayout:
 def _expert_file_names(
     skeleton: PreTrainedModel, modules: Mapping[str, nn.Module]
 ) -> tuple[dict[str, list[str]], set[str]]:
-    """Return the names in files of all tensors and layers of a model with fused experts, and the
-    names of the experts' layers.
+    """Return two things about a model with fused experts: the names in files of each tensor and
+    layer, by its name in the model, and the names of the experts' layers.
 
-    Every tensor's content is replaced by an index (one per expert, two for a fused gate and up),
-    and Transformers' own conversion to the file layout shows where each index goes. An expert's
-    layer is named after the fused tensor and its number: "mlp.experts.gate_up_proj.0".
+    An expert's layer is named after the fused tensor and its number: "mlp.experts.gate_up_proj.0".
+    Each tensor's numbers are replaced by its index (in a fused tensor one index per expert, two for
+    gate and up); Transformers' own conversion to the file layout then shows where each index goes.
     """
-    names: list[str] = []  # of the tensor, or the expert's layer, that each index stands for
+    names: list[str] = []  # for each index, the tensor or expert's layer that it stands for
     indices: dict[str, Tensor] = {}
     for name, tensor in skeleton.state_dict().items():
         parts, part_indices = [name], torch.tensor([len(names)])
@@ -715,13 +742,13 @@ def _expert_file_names(
         indices[name] = part_indices
         names += parts
     converted = revert_weight_conversion(skeleton, indices).items()
-    # A tensor that files hold with several indices in it is still fused there: it is left out.
+    # A tensor with several indices is fused in files too: it is left out.
     by_index = {int(index): file_name for file_name, index in converted if index.numel() == 1}
-    experts = {names[index] for index in by_index} - indices.keys()
+    experts = {names[index] for index in by_index} - indices.keys()  # without whole tensors
     file_names: dict[str, list[str]] = {}
     for index in sorted(by_index):
         file_names.setdefault(names[index], []).append(by_index[index])
-    # Layers are looked up too, by the names of their weights without the suffix.
+    # Add the layers: their names are those of their weights without the suffix.
     for name, tensor_names in [*file_names.items()]:
         layer = name.removesuffix(".weight")
         file_names[layer] = [tensor_name.removesuffix(".weight") for tensor_name in tensor_names]
@@ -729,11 +756,11 @@ def _expert_file_names(
 
 
 def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and biases of norms, by name, after dividing them by the divisors of the
-    layers that read the norms.
+    """Return the weights and biases of norms, by name, with the divisors of the layers that read
+    the norms folded in.
 
-    SmoothQuant divides a layer's inputs; a file has no such division, so the norm before does it.
-    Norms whose readers divide nothing are left out.
+    SmoothQuant divides a layer's inputs. A file has no such division, so the norm before the layer
+    does it. Norms whose readers divide nothing are left out. The model itself stays unchanged.
 
     Raises:
         WakefulError: a divisor cannot be folded into a norm.
@@ -745,7 +772,7 @@ def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
     }
     if not divisors:
         return {}
-    is_decoder = as_decoder(model) is not None  # whose norms multiply by their weights
+    is_decoder = as_decoder(model) is not None
     folded: dict[str, Tensor] = {}
     for name, readers in readers_of_norms(model).items():
         reader_divisors = [divisors.pop(reader) for reader in readers if reader in divisors]
@@ -756,11 +783,12 @@ def _fold_divisors(model: nn.Module) -> dict[str, Tensor]:
         if len(reader_divisors) < len(readers) or not all_equal:
             raise _different_divisors(readers)
         norm = model.get_submodule(name)
+        # Norms of our decoder multiply by their weight, others perhaps by weight + 1.
         weight_offset = 0.0 if is_decoder else _weight_offset(norm)
         for part, offset in (("weight", weight_offset), ("bias", 0.0)):
             parameter = getattr(norm, part, None)
             if parameter is not None:
-                # The norm multiplies by weight + offset: that sum is to be divided.
+                # The norm uses parameter + offset: that sum is divided.
                 value = (parameter.detach().float() + offset) / divisor - offset
                 folded[f"{name}.{part}"] = value.to(parameter.dtype)
     _refuse_unfolded_divisors(divisors)
@@ -775,7 +803,9 @@ def _different_divisors(readers: Collection[str]) -> WakefulError:
 
 
 def _refuse_unfolded_divisors(layers: Collection[str]) -> None:
-    """Raise `WakefulError` if any layers are left whose divided inputs no norm can divide."""
+    """Raise `WakefulError` if there are any `layers`: they divide their inputs, and no norm can do
+    it for them in a file.
+    """
     if layers:
         raise WakefulError(
             f"{min(layers)} divides its inputs, and there is no norm before it that could do so in "
@@ -795,13 +825,13 @@ def _layer_file_tensors(layer: QuantizedLinear) -> dict[str, Tensor]:
         assert scale_dtype is not None
         tensors["weight_scale"] = layer.scale.view(scale_dtype)
         for name, outer in (("weight", layer.outer), ("input", layer.input_scale)):
-            if outer is not None:  # by which the format divides
+            if outer is not None:  # the format divides by its outer scale, where we multiply
                 tensors[f"{name}_global_scale"] = outer.reshape(1).reciprocal()
         return tensors
-    # The layer holds scales of 8 bits as bare bytes: these are written decoded.
+    # Scales of 8 bits, which the layer holds as bytes, are written as decoded numbers.
     scale = layer.scale if grid.scale_type.itemsize > 1 else operands.scales.scale
     tensors["weight_scale"] = scale.reshape(1) if grid.per == "tensor" else scale
-    if layer.scheme.inputs is None:
+    if layer.scheme.inputs is None:  # then the format packs the codes into words of 32 bits
         words = [pack_to_int32(rows, grid.bits) for rows in split_rows(operands.integers)]
         tensors["weight_packed"] = torch.cat(words)
         tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])

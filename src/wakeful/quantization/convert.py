@@ -64,15 +64,17 @@ def quantize_module(
     refuse_adapters(model)
     if scheme.cache is not None:
         check_cache_support(model)
-    if scheme.weights is None:
+    cache_alone = scheme.weights is None
+    if cache_alone:
         if skip:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
-    model = prepare_model(model, ["*"] if scheme.weights is None else skip)
-    layers = {} if scheme.weights is None else linear_layers(model, skip)
+    model = prepare_model(model, ["*"] if cache_alone else skip)  # "*": experts stay fused
+    layers = {} if cache_alone else linear_layers(model, skip)
     _check_finite_weights(layers)
-    formats = quantize_layers(model, layers, {"": scheme}, calibration, on_progress=on_progress)
-    replacements = {id(layers[name]): layer for name, layer in formats[""].items()}
+    # One scheme, here called "", is rounded to; the function can take several.
+    by_scheme = quantize_layers(model, layers, {"": scheme}, calibration, on_progress=on_progress)
+    replacements = {id(layers[name]): layer for name, layer in by_scheme[""].items()}
     quantized_model = quantize_cache(with_modules(model, replacements), scheme)
     if scheme.calibrates_cache:
         calibrate_cache(quantized_model, calibration)
@@ -91,10 +93,11 @@ def _check_calibration(scheme: Scheme, calibration: Sequence[Tensor]) -> None:
 
 
 def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
-    """Return a model that computes the same, with the linear layers that quantization replaces.
+    """Return a model that computes the same, in which the matrices to quantize are linear layers.
 
-    A `Decoder` is folded; fused experts become linear layers, unless a pattern in `skip` matches
-    them. All other weights are shared with `model`.
+    A `Decoder` is folded: the scales of norms are multiplied into weights. In a Transformers model
+    fused experts become linear layers, unless a pattern in `skip` matches their name. All other
+    weights are shared with `model`.
     """
     if isinstance(model, Decoder):
         return folded(model)
@@ -113,8 +116,8 @@ def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
-    """Return the scheme of a quantized model: that of its cache or else of most of its layers; None
-    for a model that is not quantized.
+    """Return the scheme of a quantized model: that of its quantized cache or, without one, that of
+    most of its layers; None for a model that is not quantized.
     """
     for module in model.modules():
         if isinstance(module, QuantizedCache):
@@ -148,14 +151,16 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
             matrix that cannot be quantized; or a pattern matches nothing.
     """
     _refuse_quantized(model)
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
     routers = routers_of(model)
     layers: dict[str, nn.Module] = {}
+    # Patterns that match a module with a matrix, and those that match a container of modules.
     matched_layers, matched_containers = set[str](), set[str]()
     for name, module in model.named_modules():
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         has_matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
-        # A pattern of containers alone, such as "*.mlp", is an error with an advice.
         if has_matrix:
             matched_layers.update(patterns)
         else:
@@ -163,10 +168,12 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
         if patterns or isinstance(module, nn.Embedding) or id(module) in routers:
             continue
         if is_linear(module):
-            if id(module.weight) not in embedded and not _stays_unquantized(module.weight):
+            is_tied = id(module.weight) in embeddings
+            if not is_tied and not _stays_unquantized(module.weight):
                 layers[name] = module
         else:
             _refuse_unknown_matrices(name, module)
+    # A pattern that matches containers alone, such as "*.mlp", skips nothing.
     unused = next((pattern for pattern in skip if pattern not in matched_layers), None)
     if unused is not None:
         advice = ""
@@ -210,7 +217,8 @@ def _only_multiplies(layer: nn.Linear) -> bool:
     expected = linear_product(layer, x)
     if not isinstance(y, Tensor) or y.shape != expected.shape:
         return False
-    tolerance = 1e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    is_narrow = weight.dtype in (torch.bfloat16, torch.float16)
+    tolerance = 1e-2 if is_narrow else 1e-5
     largest = float(expected.abs().max())
     return torch.allclose(y, expected, rtol=tolerance, atol=tolerance * largest)
 

@@ -47,6 +47,7 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
     tokens nll and kl, in nats.
     """
     counts = damage.measurement.counts
+    totals_by_scheme = {"": damage.measurement.full, **damage.measurement.schemes}
     frames = [
         pl.DataFrame(
             {
@@ -55,20 +56,20 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
                 "sequence": range(len(counts)),
                 "tokens": counts,
                 "nll": totals.nll,
-                "kl": totals.divergence or [0.0] * len(counts),
+                "kl": totals.divergence or [0.0] * len(counts),  # full precision has none
             }
         )
-        for name, totals in {"": damage.measurement.full, **damage.measurement.schemes}.items()
+        for name, totals in totals_by_scheme.items()
     ]
     return pl.concat(frames)
 
 
 def layer_errors(damage: Damage, scheme: str) -> pl.DataFrame:
-    """Return every layer's relative error under a scheme, beside its input's kurtosis over all
-    tokens but the first.
+    """Return a table of every layer's relative error under a scheme, and of its input's kurtosis
+    over all tokens but the first.
 
     Columns: module, layer, kind, value (the error), standard_error, kurtosis. A figure that is not
-    finite is null: the error of an output that is all zero, the kurtosis of such an input.
+    finite becomes null, such as the error of an output that is all zero.
     """
     rows = damage.measurement.layers
     errors = rows.filter(scheme=scheme, metric="relative_error", position="all")
@@ -105,8 +106,10 @@ def damage_summary(damage: Damage) -> dict[str, Any]:
 
 
 def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
-    """Return one scheme's figures by name, for summary.json: losses, bytes and errors of
-    layers. A figure that is not finite, or of a layer where none is quantized, is None.
+    """Return one scheme's figures by name, for summary.json: losses, bytes and errors of layers.
+
+    "increase" is that of the perplexity, and "ratio" the perplexity over that in full precision. A
+    figure that is not finite is None, as are those of layers where only the cache is quantized.
     """
     measurement, scheme = damage.measurement, damage.schemes[name]
     errors = layer_errors(damage, name)
@@ -141,7 +144,8 @@ def damage_findings(damage: Damage) -> list[Finding]:
 
 
 def grade_damage(damage: Damage, name: str) -> Level:
-    """Return how much a scheme harms the model: "good", "mixed", "bad" or "unsure".
+    """Return how much a scheme harms the model, by the loss increase: "good" up to `HARMLESS`,
+    "bad" from `SEVERE` on or if it is not finite, and "mixed" between.
 
     It is "unsure" where the 95% interval (Student's t) of the loss increase includes zero and
     reaches beyond `HARMLESS`.
@@ -160,8 +164,8 @@ def grade_damage(damage: Damage, name: str) -> Level:
 
 
 def _grade_and_explain(damage: Damage, name: str) -> tuple[Level, str]:
-    """Return a scheme's grade and the sentences that justify it: the loss change and the worst
-    layer.
+    """Return a scheme's grade and the sentences that justify it: the change of the loss, and the
+    worst and the median layer's error.
     """
     figures, level = scheme_figures(damage, name), grade_damage(damage, name)
     loss, perplexity = figures["loss_increase"], figures["perplexity"]

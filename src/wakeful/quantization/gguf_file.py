@@ -31,8 +31,8 @@ class EmbeddingTable:
         return _linear_with_weight(self.embedding.weight)  # pyright: ignore[reportArgumentType]
 
     def replacements(self, quantized: QuantizedLinear) -> dict[int, nn.Module]:
-        """Return, by the `id` of the module to replace, the embedding and the heads with the
-        dequantized weight of `quantized`, which they share.
+        """Return replacements for the embedding and the heads, by the `id` of each: modules that
+        share the dequantized weight of `quantized`.
         """
         weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
         table = nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
@@ -65,8 +65,9 @@ def save_for_llama_cpp(
 ) -> None:
     """Write a decoder for llama.cpp: as NAME.gguf, or as NAME.txt the flags of llama-quantize.
 
-    The given `layers` are written quantized, everything else in float16; the flags make
-    llama-quantize give each matrix the same type. `name` and `lineage` go into the file's metadata.
+    The quantized `layers`, by name, are written as they are, everything else in float16; the flags
+    make llama-quantize give each matrix the same type. `name` and `lineage` go into the metadata of
+    a .gguf file.
 
     Raises:
         WakefulError: the file exists or cannot be read back, or no such file can hold the model.
@@ -92,7 +93,7 @@ def save_for_llama_cpp(
         dequantized_layer._parameters = dict(original._parameters)  # else the original changes too
         dequantized_layer.weight = nn.Parameter(layer.dequantize(), requires_grad=False)
         replacements[id(original)] = dequantized_layer
-    # With the scales, the export finds the same codes again in the dequantized weights.
+    # Given the scales, the export computes the layers' codes from their dequantized weights.
     bits_and_scales = {
         f"{layer_name}.weight": (layer.grid.bits, layer.operands.scales.scale)
         for layer_name, layer in layers.items()

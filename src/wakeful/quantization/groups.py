@@ -20,8 +20,9 @@ _EXPERTS = re.compile(r".+\.experts\..+")
 def fused_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Group the names of layers that must share one format, in the order of their first layers.
 
-    Such layers are a block's queries, keys and values; its gate and up projections; and the experts
-    of all blocks. Every other layer is a group by itself.
+    Those are layers that an engine multiplies as one matrix (a block's queries, keys and values, or
+    its gate and up projections), and the experts of all blocks. Every other layer is a group by
+    itself.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:

@@ -54,7 +54,8 @@ def layers_by_block(
     for index, block_layers in enumerate(layers_of_blocks):
         with runner.run_only(index):
             yield from _split_by_memory(block_layers)
-            # The next block needs outputs: of the new layers, or of a block that no caller ran.
+            # The next block needs this one's outputs. Run it again with its new layers, or for the
+            # first time if it has no layers, so that the caller has not run it.
             is_block = index < len(runner.blocks)  # the last entry is of layers outside the blocks
             if is_block and (rerun_blocks or not block_layers):
                 runner.run(model, text)
@@ -113,10 +114,10 @@ class _BlockRunner:
 
     @contextmanager
     def _replace_forwards(self, blocks: Sequence[nn.Module], current: int) -> Iterator[None]:
-        """Replace the forward of these first blocks, within the context, by what `_step` makes of
-        it while the block with the index `current` runs.
+        """Within the context, replace the forward of each of `blocks`, the model's first ones, by
+        the replacement that `_step` returns for it.
         """
-        # An instance has a forward of its own only where accelerate, for one, has set it.
+        # An instance has its own forward only if a library, such as accelerate, has set it.
         own_forwards = {block: vars(block).get("forward") for block in blocks}
         try:
             for block_index, block in enumerate(blocks):
@@ -135,11 +136,12 @@ class _BlockRunner:
     def _step(
         self, block_index: int, current: int, forward: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return a replacement for the forward of the block `block_index` while the block `current`
-        runs.
+        """Return a replacement for `forward`, that of the block with the index `block_index`, in
+        passes that compute the block with the index `current`.
 
         An earlier block returns the stored input of the current block; the current block stores its
-        output and ends the pass.
+        output and ends the pass by `StopForward`. The first block also sets `sequence` to that of
+        the pass.
         """
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -154,7 +156,7 @@ class _BlockRunner:
 
     @torch.no_grad()
     def run(self, model: nn.Module, text: Sequence[Tensor]) -> None:
-        """Run the model over all sequences of the text."""
+        """Run the model over all sequences of the text, each until the end or `StopForward`."""
         for tokens in text:
             with suppress(StopForward):
                 logits_of(model, tokens)
@@ -162,7 +164,7 @@ class _BlockRunner:
 
 @torch.no_grad()
 def _can_run_blockwise(model: nn.Module, tokens: Tensor) -> bool:
-    """Tell whether a model gives the same logits when its blocks are run one by one."""
+    """Tell whether a model can be run block by block and then has the same logits for `tokens`."""
     blocks = list(blocks_of(model))
     runner = _BlockRunner(blocks, 1)
     expected = logits_of(model, tokens)
@@ -171,7 +173,8 @@ def _can_run_blockwise(model: nn.Module, tokens: Tensor) -> bool:
             with runner.run_only(index):
                 runner.run(model, [tokens])
             runner.advance()
-        with runner.run_only(len(blocks)):  # what follows the blocks
+        # Now every block returns the last one's output, and only what follows it is computed.
+        with runner.run_only(len(blocks)):
             return torch.equal(logits_of(model, tokens), expected)
     except Exception:  # a block may raise anything if it misses what earlier blocks computed
         return False

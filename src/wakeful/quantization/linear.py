@@ -31,8 +31,8 @@ class FixedDtypeModule(nn.Module):
     """Marks a quantized model for packages that do not import this one."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "FixedDtypeModule":
-        """Apply to all tensors the conversion `fn` of `.half()`, `.to(...)` and the like, of which
-        `fixed_buffers` take only the device: their dtype stays.
+        """Apply `fn`, the conversion that `.half()` or `.to(...)` asks for, to all tensors; the
+        `fixed_buffers` go to the new device and keep their dtype.
         """
         original_buffers = dict(self._buffers)
         super()._apply(fn, recurse)
@@ -100,10 +100,10 @@ class QuantizedLinear(FixedDtypeModule):
     def set_weights(
         self, layer: nn.Module, integers: Tensor, scales: Scales, divisor: Tensor | None = None
     ) -> None:
-        """Store a layer's quantized weights, codes (N, K) with their scales, and copy its bias.
+        """Store the quantized weights of the full-precision `layer`, codes `integers` (N, K) with
+        their scales and the divisor of inputs, and copy its bias.
 
-        The codes are placed in the kind of memory that holds the layer's weight (RAM or a paged
-        file).
+        The codes lie in memory or, if the layer's weight lies in a file, in a file too.
         """
         weight, bias = weight_and_bias(layer)
         self.integers = store_like(weight, pack_int4(integers) if self.packed else integers)
@@ -163,9 +163,8 @@ class QuantizedLinear(FixedDtypeModule):
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _prepare_inputs(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
-        """Return inputs as float32 rows (M, K), their scales, and the number of sequences.
-
-        Rows are divided by the layer's divisor; scales are None where inputs are not quantized.
+        """Return inputs as float32 rows (M, K), divided by the layer's divisor; their scales, None
+        where inputs are not quantized; and the number of sequences in the rows.
         """
         rows = x.reshape(-1, self.in_features).float()
         if self.divisor is not None:
@@ -228,8 +227,9 @@ def quantize_layer_with_schemes(
 ) -> list[QuantizedLinear]:
     """Return one quantized copy of a linear layer per scheme; all schemes have the same method.
 
-    The method rounds for all number formats together, which saves time. `max_weight` (1, 1) is the
-    largest |W| over all layers that share an outer scale with this one, if there are others.
+    The method rounds for all number formats together, which saves time. `statistics` are as in
+    `quantize_layer`. `max_weight` (1, 1) is the largest |W| over all layers that share an outer
+    scale with this one, if there are others.
     """
     if not schemes:
         return []
@@ -257,11 +257,14 @@ def quantize_layer_with_schemes(
 
 
 def layer_divisor(scheme: Scheme, statistics: InputStatistics | None) -> Tensor | None:
-    """Return the divisor (K,) of a layer's inputs under a scheme; None if nothing is divided."""
+    """Return the divisor (K,) of a layer's inputs under a scheme; None if its method divides none.
+
+    It is all ones for a layer that reads no norm's output, if the method leaves such layers out.
+    """
     method, grid = scheme.rounding, scheme.weights
     if statistics is None or grid is None or not method.divides_inputs:
         return None
-    if method.norms and not statistics.reads_norm:  # no norm could take the division over
+    if method.norms and not statistics.reads_norm:
         return torch.ones_like(statistics.channel_max)
     # Without a copy, layers with the same input might share a tensor, which a file stores once.
     return method.compute_divisor(statistics, grid).clone()

@@ -78,8 +78,8 @@ def describe_formats(mixed: MixedModel) -> str:
 
 
 def describe_tuning(mixed: MixedModel) -> str:
-    """Return a sentence on the effect of training the scales, to be added to one without its full
-    stop; empty if they were not trained.
+    """Return a sentence on the effect of training the scales, which begins with the full stop of
+    the sentence before and lacks its own; "" if they were not trained.
     """
     tuning = mixed.tuning
     if tuning is None:
@@ -95,7 +95,9 @@ def describe_tuning(mixed: MixedModel) -> str:
 
 
 def describe_selection(mixed: MixedModel, num_sequences: int) -> str:
-    """Return sentences on how the formats were chosen with so many calibration sequences."""
+    """Return sentences on how the formats were chosen by `num_sequences` sequences of calibration
+    text, with the predicted cost and its lower bound.
+    """
     allocation = mixed.allocation
     return (
         f"{describe_formats(mixed)}. Of {num_sequences} calibration sequences every fourth scored "

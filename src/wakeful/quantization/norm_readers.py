@@ -21,9 +21,9 @@ _TOKENS = 5
 def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
     """Return the names of the linear layers that read each norm's output, by the norm's name.
 
-    A norm is a module with one learned scale per channel. A norm whose output is read by something
-    else too (the residual stream after a post-norm, a router of experts) is left out: if the
-    norm's scale were divided, only linear layers could make up for it.
+    A norm is a module with one learned scale per channel. It is left out if something else reads
+    its output too (the residual stream after a post-norm, a router of experts): nothing could make
+    up for a division of its scale there.
     """
     readers_by_norm: dict[str, list[str]] = {}
     traced, expected = _trace_readers(model)
@@ -48,17 +48,20 @@ def readers_of_tensors(model: nn.Module) -> list[list[str]]:
 def _trace_readers(
     model: nn.Module, doubled_norms: Collection[str] = ()
 ) -> tuple[list[tuple[str, list[str]]], Tensor]:
-    """Return, for each tensor that linear layers read, the norm that computes it ("" for none) and
-    the layers; and the logits of the pass, over a few tokens with the ids 0, 1, 2 ...
+    """Run a model over a few tokens, with the ids 0, 1, 2 ..., and return two things: a pair for
+    each tensor that linear layers read, of the norm that computes it ("" for none) and the names of
+    the layers; and the logits.
 
     Every other output channel of `doubled_norms` is doubled, and halved where a linear layer reads
     it: that changes no bit of the logits unless something else reads the output too.
     """
+    # By the id of a tensor: the tensor, kept alive so that its id stays unique, and a norm's name
+    # or the readers' names.
     norm_outputs: dict[int, tuple[Tensor, str]] = {}
     readers: dict[int, tuple[Tensor, list[str]]] = {}
-    # Tensors are kept alive in both, so that their ids stay unique.
 
     def record_output(name: str, _args: tuple[Any, ...], output: object) -> object:
+        """Remember a norm's output; a hook after the norm, which may double channels."""
         if not isinstance(output, Tensor):
             return output
         if name in doubled_norms:
@@ -67,6 +70,7 @@ def _trace_readers(
         return output
 
     def record_reader(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Remember the input of a linear layer; a hook before it, which halves what was doubled."""
         if not args:
             return args
         x = args[0]
@@ -86,11 +90,11 @@ def _trace_readers(
     tokens = torch.arange(_TOKENS, device=embedding.weight.device) % embedding.num_embeddings
     with hooked(linears, before=record_reader), hooked(norms, after=record_output):
         logits = logits_of(model, tokens[None])
-    named = [
+    readers_by_tensor = [
         (norm_outputs.get(tensor_id, (x, ""))[1], names)
         for tensor_id, (x, names) in readers.items()
     ]
-    return named, logits
+    return readers_by_tensor, logits
 
 
 def _alternate_ones_and_twos(x: Tensor) -> Tensor:

@@ -82,10 +82,10 @@ class QuantizeOptions(ReadingOptions):
                 f"calibration_sequences = {self.calibration_sequences}: give one or more for each "
                 f"of {len(self.calibration_text)} texts"
             )
-        reasons = {
+        reasons_for_two = {
             "num_sequences": "a comparison needs an interval",
             "calibration_sequences": "one is for rounding layers and another for choosing formats",
         }
-        for name, reason in reasons.items():
+        for name, reason in reasons_for_two.items():
             if self.chooses_formats and getattr(self, name) < 2:
                 raise WakefulError(f"{name} = {getattr(self, name)}: give 2 or more, {reason}")

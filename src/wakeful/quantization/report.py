@@ -78,8 +78,8 @@ def model_card_rows(damage: Damage, scheme: str = "") -> Iterator[tuple[str, str
 
 
 def format_scheme_estimates(figures: Mapping[str, Any], num_sequences: int) -> dict[str, str]:
-    """Return a scheme's figures as text, by name: with intervals loss_increase, kl and perplexity,
-    and without one increase, that of the perplexity.
+    """Return a scheme's figures as text, by name: loss_increase, kl and perplexity with their 95%
+    intervals over `num_sequences` sequences, and increase (of the perplexity) without one.
     """
 
     def with_interval(name: str, sign: str) -> str:
@@ -176,7 +176,9 @@ def _can_be_saved(scheme: Scheme) -> bool:
 
 
 def _suggest_less_damage(damage: Damage, source: str, options: QuantizeOptions) -> NextStep:
-    """Return a command that may give less damage than the best scheme: GPTQ or a cure."""
+    """Return a command that may give less damage than the scheme with the lowest loss: GPTQ for
+    weights alone, else a cure.
+    """
     losses = {name: damage.measurement.loss_increase(name)[0] for name in damage.schemes}
     best = min(losses, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     finding = f"{best} costs {'the least loss' if len(losses) > 1 else 'too much loss'}"
@@ -205,8 +207,9 @@ def _quantize_command(
 
 
 def steps_after_saving(source: str, folder: str, *, reading: str = "") -> list[NextStep]:
-    """Return the commands that serve a model that was saved in a folder or a .gguf file, and that
-    compare it with the original, `source`, on the text that the flags `reading` name.
+    """Return two commands for a model saved in `folder`, which may be a .gguf file: one serves it,
+    the other compares it with the original, `source`. `reading` holds the flags of the latter that
+    name the text.
     """
     model, saved = shlex.quote(source), shlex.quote(folder)
     serve = f"llama-server -m {saved}" if folder.endswith(".gguf") else f"vllm serve {saved}"
@@ -322,8 +325,9 @@ def _next_steps(
     saved: Mapping[str, Any] | None,
     mixed_model: MixedModel | None,
 ) -> list[NextStep]:
-    """Return the commands to suggest: those that use the saved model, that save chosen formats, or
-    what to do after measuring schemes.
+    """Return the commands to suggest: for a saved model those that use it; for a mixed model (a
+    format for each layer) the one that saves it, or none if the call's `options` are unknown;
+    otherwise what to do after measuring schemes.
     """
     if saved:
         reading = options.text_flags if options else ""

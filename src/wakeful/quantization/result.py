@@ -58,7 +58,7 @@ class Quantization(MeasuredResult):
 
     @property
     def model(self) -> Model:
-        """The quantized model, if there is one scheme only."""
+        """The quantized model of the only scheme; raises `WakefulError` if there are several."""
         if len(self.models) > 1:
             raise WakefulError(
                 f"there are {len(self.models)} quantized models: models[...] of "
@@ -74,11 +74,15 @@ class Quantization(MeasuredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Figures of the model and of every scheme, as in summary.json."""
+        """Figures of the model and of every scheme, as in summary.json.
+
+        Raises:
+            WakefulError: nothing was measured.
+        """
         figures = damage_summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": self.saved,
             "costs": cost_frame(self.costs).to_dicts() if self.costs else [],
-            "smallest": self._mixed_summary,
+            "smallest": self._mixed_summary,  # the model with a format for each layer
         }  # fmt: skip
         return json.loads(json.dumps(figures))  # as it is read from the file: without tuples
 
@@ -95,7 +99,11 @@ class Quantization(MeasuredResult):
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
-        """Write the measurement as a run directory and return it; `save_model` writes the model."""
+        """Write the measurement as a run directory and return it; `save_model` writes the model.
+
+        Raises:
+            WakefulError: nothing was measured, or the folder exists.
+        """
         damage = self._measured
         tables = {"quantization.parquet": self.frame, "sequences.parquet": scheme_rows(damage)}
         if self.costs:
@@ -106,7 +114,7 @@ class Quantization(MeasuredResult):
         )  # fmt: skip
 
     def save_model(self, folder: str | Path) -> dict[str, Any]:
-        """Write the quantized model and return the path and the bytes written.
+        """Write the quantized model and return its path, as "folder", and the "bytes" written.
 
         The format is compressed-tensors, which Transformers, vLLM and `wakeful.load` read; or a
         file for llama.cpp, where the formats were chosen for it.
@@ -124,7 +132,8 @@ class Quantization(MeasuredResult):
                 lineage=f"Quantized from {self.source}. {comparison_sentence(self._measured)}",
             )  # fmt: skip
             return {"folder": str(folder), "bytes": path.stat().st_size}
-        is_decoder = as_decoder(model.module) is not None  # its tokenizer may come from a run
+        # A decoder may have our own tokenizer, which has yet to be written in Transformers' form.
+        is_decoder = as_decoder(model.module) is not None
         tokenizer = model.wakeful_tokenizer if is_decoder else model.save_tokenizer
         save_compressed(
             model.module, path, tokenizer, card=self._model_card(), stored=model.stored,
@@ -134,15 +143,16 @@ class Quantization(MeasuredResult):
 
     def _model_card(self) -> str:
         """Return the README.md of the saved model: how it was quantized, and figures."""
-        scheme = scheme_of(self.model.module)
-        assert scheme is not None
-        scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
-        sentences = [f"Quantized by {scheme.definition}{scales}", self._describe_layers()]
-        figures = () if self.damage is None else model_card_rows(self.damage)
         if self.mixed_model is not None:
             formats = describe_formats(self.mixed_model) + describe_tuning(self.mixed_model)
             sentences = [comparison_sentence(self._measured), formats]
             figures = model_card_rows(self._measured, MIXED)
+        else:
+            scheme = scheme_of(self.model.module)
+            assert scheme is not None
+            scales = f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""
+            sentences = [f"Quantized by {scheme.definition}{scales}", self._describe_layers()]
+            figures = () if self.damage is None else model_card_rows(self.damage)
         command = format_command_line("quantize", self.options, self.source)
         return quantized_card(
             self.model.name, self.source, command, done=sentences, figures=figures,
@@ -189,14 +199,15 @@ class QuantizationMatrix(MeasuredResult):
     def report(self) -> Report:
         """The report of the damage of each scheme to each model.
 
-        A row of its method that differs between models has the text of each.
+        Its section on the method has one row per topic, with the text that all models share or,
+        where texts differ, that of each model.
         """
         methods = {name: result.method for name, result in self.results.items()}
-        titles = list(dict.fromkeys(title for method in methods.values() for title in method))
+        topics = dict.fromkeys(topic for method in methods.values() for topic in method)
         joined_method: dict[str, str] = {}
-        for title in titles:
-            texts = {name: method[title] for name, method in methods.items() if title in method}
-            joined_method[title] = same_or_each(texts)
+        for topic in topics:
+            texts = {name: method[topic] for name, method in methods.items() if topic in method}
+            joined_method[topic] = same_or_each(texts)
         return matrix_report(
             self._damages, method=joined_method,
             sources=[result.source for result in self.results.values()],

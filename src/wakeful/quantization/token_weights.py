@@ -24,9 +24,8 @@ that batch, counted from 0; calls that the loss does not depend on are missing."
 def compute_token_weights(
     model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Int[Tensor, "B L"]]
 ) -> TokenWeights:
-    """Return the loss sensitivity of every token in each layer, by one forward and backward pass.
-
-    No parameter gets a gradient.
+    """Return the loss sensitivity of every token in each layer, by one forward and one backward
+    pass over each batch of `text`. No parameter gets a gradient.
 
     Raises:
         WakefulError: the model has no embedding.
@@ -51,10 +50,11 @@ def mean_square_per_token(gradient: Float[Tensor, "M N"]) -> Float[Tensor, "M"]:
 
 
 def _share_storage(weights_of_layers: Sequence[dict[int, Tensor]]) -> None:
-    """Copy the weights of one batch, by layer and call, into one tensor per device, in place.
+    """Replace the weights of one batch, for each layer by its call, by slices of one tensor per
+    device, in place.
 
-    The small tensors that the pass allocated between large ones would keep the allocator from
-    releasing memory.
+    Many small tensors, allocated between large ones, would keep the allocator from releasing
+    memory.
     """
     entries_by_device: dict[torch.device, list[tuple[dict[int, Tensor], int]]] = {}
     for weights_by_call in weights_of_layers:

@@ -114,7 +114,7 @@ class Scheme(FieldVariant):
     @property
     def expression(self) -> str:
         """The expression from which `parse_scheme` makes this scheme, such as
-        "w4a16(method=gptq)".
+        "w4a16(method=gptq)"; `str` may give another one's short name, which is equal.
         """
         return Variant.__str__(self)
 
@@ -125,19 +125,23 @@ class Scheme(FieldVariant):
         return Scheme(**{name: getattr(self, name) for name in names}).expression
 
     def with_scales(self, scales: ScaleKind) -> "Scheme":
-        """Return the same scheme with `dynamic` or `static` activation scales."""
+        """Return the same scheme with `dynamic` or `static` activation scales.
+
+        Raises:
+            WakefulError: scales are to be static, and the scheme has none that can be.
+        """
         copied = copy.copy(self)
         copied.scales = scales
-        copied.__post_init__()
+        copied.__post_init__()  # which checks it
         return copied
 
     def __str__(self) -> str:
-        """Return the scheme's short name if there is one, else its expression, and "static" after
-        it if scales are: "fine", "fine static".
+        """Return the short name of an equal scheme if there is one, else the expression; "static"
+        is added for static scales: "moderate", "moderate static".
         """
         dynamic = self.with_scales("dynamic")
         name = dynamic.expression
-        if name not in NAMED:  # but equal to a named scheme, perhaps
+        if name not in NAMED:  # the scheme may still equal a named one
             equal_names = (short for short, scheme in NAMED.items() if scheme == dynamic)
             name = next(equal_names, name)
         return name if self.scales == "dynamic" else f"{name} {self.scales}"

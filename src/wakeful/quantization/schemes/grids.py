@@ -143,26 +143,26 @@ class Grid(FieldVariant, ABC):
         """Return the scales of x (M, K): (M, 1) per row, (1, 1) per tensor, (M, G) in groups.
 
         Per tensor, each of `sequences` equally long sequences of rows gets its own scale, repeated
-        for its rows: (M, 1). `outer` is the scale of the rows or the tensor, if it is known: it is
-        returned where there are no groups, else the groups' scales under it are computed.
+        for its rows: (M, 1). `outer` is a known scale of the rows or of the tensor: without groups
+        it is returned; in a format with two levels of scales, those of groups are computed under
+        it.
         """
         x = x.float()
         if outer is not None and not self.group:
             return Scales(outer)
         if self.per == "tensor" and not self.group and sequences > 1 and x.numel():
             smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
-            rows = x.shape[0] // sequences
+            rows_each = x.shape[0] // sequences
             return self.fit_scales(
-                smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0)
+                smallest.repeat_interleave(rows_each, 0), largest.repeat_interleave(rows_each, 0)
             )
         smallest, largest = self.value_range(x)
-        # The same as `fit_scales` where there are no groups.
+        # Without groups this is `fit_scales`.
         return self.fit_group_scales(smallest, largest, outer, sequences)
 
     def value_range(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the minimum and maximum of the values of x (M, K), in float32, that share a scale.
-
-        Both are (M, G) in groups, (M, 1) per row, (1, 1) per tensor.
+        """Return the minimum and the maximum of those values of x (M, K) in float32 that share a
+        scale, as two tensors: (M, G) in groups, (M, 1) per row, (1, 1) per tensor.
         """
         if self.group:
             num_missing = -x.shape[1] % self.group
@@ -179,11 +179,11 @@ class Grid(FieldVariant, ABC):
     def fit_group_scales(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        """Return the scales for values between `smallest` and `largest`, the bounds that
-        `value_range` returns: in groups (M, G).
+        """Return the scales for values between `smallest` and `largest`, which `value_range`
+        returns: (M, G) in groups.
 
-        `outer` and `sequences` are for a format with two levels of scales: the outer scale, or the
-        number of equally long sequences of rows for each of which one is computed.
+        `outer` and `sequences` matter only in a format with two levels of scales: the outer scale
+        if it is known, else the number of equally long sequences of rows that get one each.
         """
         return replace(self.fit_scales(smallest, largest), group=self.group)
 
@@ -199,8 +199,8 @@ class Grid(FieldVariant, ABC):
         return x.sum(1, keepdim=True)
 
     def scale_for_max(self, largest: Tensor) -> Tensor:
-        """Return the scale that serves values with |x| up to `largest`; in a format with two levels
-        of scales, the outer scale. The shape is that of `largest`.
+        """Return the scale for values with |x| up to `largest`, of its shape; in a format with two
+        levels of scales it is the outer scale.
         """
         return self.fit_scales(-largest, largest).scale
 
@@ -322,12 +322,13 @@ class Zeropoint(Grid):
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
         """Return scale and zero point for values between `smallest` and `largest`.
 
-        A constant c has no range to divide: with the scale |c|, c is the level next to zero. No
-        scale is below the spacing of float32 numbers of this size, so that z fits an int32.
+        Where both are the same number c, there is no range to divide: the scale is |c|, so that c
+        is the level next to that of zero. No scale is below max|x| / 2³⁰, so that z fits an int32.
         """
         smallest, largest = smallest.float(), largest.float()
         num_steps = 2**self.bits - 1
-        span = torch.where(largest == smallest, largest.abs() * num_steps, largest - smallest)
+        is_constant = largest == smallest
+        span = torch.where(is_constant, largest.abs() * num_steps, largest - smallest)
         scale = _safe_step(span, num_steps)
         scale = torch.maximum(scale, _max_magnitude(smallest, largest) / 2**30)
         zero = (self.low - torch.round(smallest / scale)).to(torch.int32)
@@ -422,8 +423,8 @@ class _E2M1(_Float):
 
     def round_to_format(self, x: Tensor) -> Tensor:
         """Return the number of the format nearest to each value of x, which is −6 to 6 already."""
-        # Numbers lie half of the power of two at or below |x| apart, which is read from the bits of
-        # the exponent in float32; below 1 they are ½ apart too.
+        # With p the largest power of two up to |x|, neighboring numbers are p/2 apart; below 1 they
+        # are ½ apart. The exponent's bits of a float32 number, the others cleared, are p.
         power = (x.detach().view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
         spacing = power.clamp_(min=1.0).mul_(0.5)
         return (x / spacing).round_().mul_(spacing)
@@ -461,15 +462,16 @@ class MxE2M1(_E2M1):
         return torch.float8_e8m0fnu
 
     def fit_scales(self, smallest: Tensor, largest: Tensor) -> Scales:
-        """Return s = 2^(e − 2) for values between `smallest` and `largest`, with e = ⌊log₂ max|x|⌋,
-        and one more from 1.75 · 2^e on; 1 where all are zero.
+        """Return s = 2^(e − 2) for values between `smallest` and `largest`: e is ⌊log₂ max|x|⌋, and
+        one more if max|x| is at least 1.75 times that power of two. Where all are zero, s is 1.
         """
         magnitude = _max_magnitude(smallest, largest)
         # frexp's fraction is ½ to 1, so that e = exponent − 1, and 1.75 · 2^e is at 0.875.
         fraction, exponent = torch.frexp(magnitude)
         e = exponent - 1 + (fraction >= 0.875)
         ones = torch.ones_like(magnitude)
-        scale = torch.ldexp(ones, (e - 2).clamp(-126, 127))  # of normal float32 numbers
+        # The exponents of normal float32 numbers are −126 to 127.
+        scale = torch.ldexp(ones, (e - 2).clamp(-126, 127))
         return Scales(torch.where(magnitude > 0, scale, ones))
 
 
@@ -497,10 +499,11 @@ class NvE2M1(_E2M1):
     def fit_group_scales(
         self, smallest: Tensor, largest: Tensor, outer: Tensor | None = None, sequences: int = 1
     ) -> Scales:
-        """Return the e4m3 scales of groups under an outer scale: `outer`, or the format's fixed
-        one, or one computed here.
+        """Return the e4m3 scales of groups under an outer scale: `outer`, or else the format's
+        fixed one, or else one computed here.
 
-        `smallest` and `largest` are (M, G), of M rows in `sequences` equally long sequences.
+        `smallest` and `largest` (M, G) bound the groups of M rows, which are `sequences` equally
+        long sequences.
         """
         group_max = _max_magnitude(smallest, largest)
         outer = self.outer if outer is None else outer
@@ -510,14 +513,16 @@ class NvE2M1(_E2M1):
         return Scales(scale.to(torch.float8_e4m3fn).float(), None, outer, self.group)
 
     def _compute_outer_scale(self, group_max: Tensor, sequences: int) -> Tensor:
-        """Return the outer scales for groups with these largest |x| (M, G): (M, 1), or (1, 1) for
-        one of a whole tensor. "Per tensor" each of `sequences` sequences of rows has its own.
+        """Return the outer scales, given the largest |x| of each group, `group_max` (M, G).
+
+        There is one per row, (M, 1); or, `per` tensor, one per sequence of rows, repeated for its
+        rows, (M, 1), or (1, 1) if `sequences` is 1.
         """
-        if not group_max.numel():
+        if not group_max.numel():  # no tokens: amax refuses an empty tensor
             return self.scale_for_max(group_max.new_zeros(1, 1))
         sharing = group_max.reshape(sequences, -1) if self.per == "tensor" else group_max
         outer = self.scale_for_max(sharing.amax(1, keepdim=True))
-        if 1 < len(outer) < len(group_max):  # one for each sequence: repeat it for the rows
+        if 1 < len(outer) < len(group_max):  # one for each of several sequences
             outer = outer.repeat_interleave(len(group_max) // len(outer), 0)
         return outer
 

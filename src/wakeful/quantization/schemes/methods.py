@@ -170,11 +170,11 @@ class Gptq(Method):
     ) -> tuple[Tensor, Scales]:
         """Round the columns of W (N, K) one after another and return codes (N, K) and scales.
 
-        `factor` is U (K, K) and `order` the order of the columns: `factor` has rows and columns in
-        this order, `importance`, the diagonal of XᵀX, in that of W. Each column's error is added to
-        later columns, at once within a block of columns and at the block's end beyond it.
+        Columns are rounded in `order`, which is also the order of the rows and columns of `factor`,
+        U (K, K). `importance` (K,), the diagonal of XᵀX, has the order of W. Each column's error is
+        added to later columns: at once within its block of columns, at the block's end beyond it.
         """
-        # The columns of W are the rows of w: a column's numbers lie together in memory.
+        # W's columns, in `order`, are the rows of w: a column's numbers lie together in memory.
         w = weight.detach().T.double()[order]
         channels, width = order.tolist(), len(w)
         codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
@@ -187,8 +187,10 @@ class Gptq(Method):
             last = min(first + block_size, width)
             block, errors = w[first:last], []
             for column in range(first, last):
+                # The column's place in the block, and its place in W.
                 row, channel = column - first, channels[column]
-                # In the columns' own order a group's scale is that of its weights by now.
+                # Without `act_order` a group's scale is computed when its first column's turn
+                # comes, from weights that make up for earlier errors.
                 if grid.group and not self.act_order and column % group == 0:
                     group_importance = importance[column : column + group]
                     self._rescale_group(
@@ -208,8 +210,8 @@ class Gptq(Method):
     def _rescale_group(
         self, grid: Grid, scales: Scales, group_index: int, weight: Tensor, importance: Tensor
     ) -> None:
-        """Set the scales of one group of columns, in place, from its current weights (N, k) and
-        their `importance` (k,).
+        """Replace the scales of the group of columns `group_index` in `scales`, in place, by those
+        of its current weights (N, k), whose columns have this `importance` (k,).
         """
         group_scales = grid.compute_scales(weight, outer=scales.outer)
         if self.clip:
@@ -232,7 +234,8 @@ class Gptq(Method):
         lower, failed = torch.linalg.cholesky_ex(hessian)
         if failed:
             raise WakefulError(f"gptq: damping = {self.damping:g} leaves XᵀX singular: raise it")
-        return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+        inverse = torch.cholesky_inverse(lower)
+        return torch.linalg.cholesky(inverse, upper=True)
 
 
 class Smooth(Method):
@@ -262,23 +265,22 @@ class Smooth(Method):
 def shrink_range(
     grid: Grid, weight: Float[Tensor, "N K"], scales: Scales, importance: Float[Tensor, "K"]
 ) -> Scales:
-    """Return scales of narrower ranges where these have a smaller error than `scales`.
+    """Return `scales`, each replaced by the scale of a narrower range if that has a smaller error.
 
     The error Σ_k h_k (w_k − ŵ_k)², with h = `importance` of input channels, is summed over the
     weights that share a scale. Ranges from 98% to 50% of the full one are tried.
     """
     weight = weight.detach().float()
-    bounds = grid.value_range(weight)
+    smallest, largest = grid.value_range(weight)
 
-    def error(scales: Scales) -> Tensor:
+    def rounding_error(scales: Scales) -> Tensor:
         difference = grid.fake_quantize(weight, scales).sub_(weight)
         return grid.sum_per_scale(difference.square_().mul_(importance))
 
-    best, least_error = scales, error(scales)
+    best, least_error = scales, rounding_error(scales)
     for share in torch.linspace(1, 0.5, 26)[1:].tolist():
-        low, high = (share * bound for bound in bounds)
-        narrower = grid.fit_group_scales(low, high, scales.outer)
-        new_error = error(narrower)
+        narrower = grid.fit_group_scales(share * smallest, share * largest, scales.outer)
+        new_error = rounding_error(narrower)
         better = new_error < least_error
         least_error = torch.where(better, new_error, least_error)
         scale = torch.where(better, narrower.scale, best.scale)
