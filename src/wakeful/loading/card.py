@@ -57,9 +57,10 @@ def model_card(
 
 
 def file_lineage(model: Model, *, done: Iterable[str] = ()) -> tuple[str, str]:
-    """Return a model's lineage for a GGUF file, which has no model card: one line of text, and the
-    name of the model that its weights come from (its name on the hub if it is there, else the last
-    part of its path; "" for none).
+    """Return a model's lineage for a GGUF file, which has no model card: one line of text that
+    includes the steps `done`, and the name of the model that its weights come from.
+
+    That is its name on the hub, or else the last part of its path; "" for no such model.
     """
     lines, origin = _describe_lineage(model, model, done)
     one_line = " ".join(" ".join(lines).split())
@@ -68,11 +69,11 @@ def file_lineage(model: Model, *, done: Iterable[str] = ()) -> tuple[str, str]:
 
 def _describe_lineage(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
     """Return paragraphs on where a model comes from, and the name of its original model ("" for
-    none).
+    none): the one whose weights a training run began with, else the one that it was derived from.
 
     `source` is the model that it was derived from by the steps `done`, or the model itself.
     """
-    run = run_at(source.path)
+    run = run_at(source.path)  # None if the source is no run
     is_derived = source is not model
     lines = _lineage_lines(run) if run is not None else []
     if is_derived or done:
@@ -167,7 +168,9 @@ def _on_hub(name: str) -> bool:
 
 
 def _lineage_lines(run: Run) -> list[str]:
-    """Return sentences on a run's start (random or inherited), its objective and its text."""
+    """Return sentences for a model card on a run's initial weights (random or inherited), its
+    objective and its text, each ended by a newline.
+    """
     initial, train = run.header.initial, run.config.train
     distillation = train.distill
     lines = [f"Trained from random weights, seed {train.seed}.\n"]
@@ -187,20 +190,23 @@ def _lineage_lines(run: Run) -> list[str]:
 
 
 def _inheritance_lines(initial: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on a run that started from a reference model's weights, or as the baseline of
-    such runs: which layers, under which license, and the bridges between them.
+    """Yield sentences on a run whose model inherits a reference model's weights, or is a baseline
+    for such heirs: which layers it has, under which license, and the bridges over dropped layers.
 
-    `initial` is the record of that in the run's header.
+    `initial` describes the initial weights in the run's header.
     """
     reference = escape_markdown(initial.get("reference"))
-    arm = escape_markdown(initial.get("arm", ""))
+    baseline_name = escape_markdown(initial.get("arm", ""))
     layers = initial.get("layers") or []
     if "baseline" in initial:
-        terms = "The license of that model holds here too."
+        license_note = "The license of that model holds here too."
         if initial.get("random") is True:
-            terms = "No weight comes from that model."
+            license_note = "No weight comes from that model."
         description = escape_markdown(initial["baseline"])
-        yield f"The baseline {arm} beside the heirs of {reference}: {description}. {terms}"
+        yield (
+            f"The baseline {baseline_name} beside the heirs of {reference}: {description}. "
+            f"{license_note}"
+        )
     else:
         which = f", its layers {format_layers(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{which}. Its license holds here too."

@@ -37,10 +37,10 @@ class Turn:
 
 
 def user_turn(tokenizer: Tokenizer) -> Turn | None:
-    """Return the user's first turn of the tokenizer's chat template; None without a template.
+    """Return the user's first turn in the tokenizer's chat template; None without a template.
 
-    The template is rendered with placeholders in place of the message and the answer, and split
-    there.
+    The template is rendered with placeholders in place of the message and the answer, and the text
+    is split there.
 
     Raises:
         WakefulError: the template cannot be rendered, or alters the message.
@@ -56,10 +56,12 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
     special_texts = [added[token].content for token in tokenizer.special_tokens]
 
     def encode(message: str) -> list[int]:
+        """Return the tokens of the turn with this message."""
         text = render(message)
         if not any(special in message for special in special_texts):
             return tokenizer.encode_marked(text)
-        # `encode` makes no special token of the message, as `encode_marked` would.
+        # `encode_marked` would read special tokens that the message spells: so the message alone is
+        # encoded by `encode`, as plain text.
         if not (text.startswith(before) and text.endswith(after)):
             raise _altered_message_error()
         rendered_message = text[len(before) : len(text) - len(after)]
@@ -70,30 +72,30 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
         _, placeholder, after_answer = render(_MESSAGE, _ANSWER).partition(_ANSWER)
     except WakefulError:  # a template for questions alone
         placeholder, after_answer = "", ""
-    # Where the template shows no end of an answer, the end of the user's message has to do.
+    # Where the template shows no end of an answer, take what ends the user's message.
     end_ids = tokenizer.encode_marked(after_answer) if placeholder else after_ids
     answer_end = _first_special(tokenizer, end_ids)
     return Turn(tokenizer.encode_marked(before), after_ids, answer_end, encode)
 
 
 def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
-    """Return a function that renders a tokenizer's chat template with a user's message, or with a
-    message and the model's answer.
+    """Return a function that renders a tokenizer's chat template with a user's message, up to where
+    the answer begins, or with a message and the model's answer. It raises `WakefulError` if the
+    template fails.
     """
     bos = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
     variables = {"bos_token": bos, "eos_token": tokenizer.end_of_text_token}
-    special = {name: token for name, token in variables.items() if token is not None}
+    special_tokens = {name: token for name, token in variables.items() if token is not None}
 
-    def render(*texts: str) -> str:
-        """Render a user's message, and the model's answer if a second text is given."""
-        turns = [
-            {"role": role, "content": text}
-            for role, text in zip(("user", "assistant"), texts, strict=False)  # one text or two
-        ]
+    def render(message: str, answer: str | None = None) -> str:
+        turns = [{"role": "user", "content": message}]
+        if answer is not None:
+            turns.append({"role": "assistant", "content": answer})
         try:
             return render_template(
-                tokenizer.chat_template, turns, add_generation_prompt=len(texts) == 1, **special
-            )
+                tokenizer.chat_template, turns, add_generation_prompt=answer is None,
+                **special_tokens,
+            )  # fmt: skip
         except ValueError as error:
             raise WakefulError(
                 f"the chat template cannot be rendered ({str(error)[:200]}): mend it, or leave out "
@@ -104,7 +106,9 @@ def _make_renderer(tokenizer: Tokenizer) -> Callable[..., str]:
 
 
 def _first_special(tokenizer: Tokenizer, ids: list[int]) -> int | None:
-    """Return the first special token in `ids`, else the first added token, else None."""
+    """Return the first special token in `ids`; if there is none, the first token that was added to
+    the tokenizer's model; if there is none either, None.
+    """
     added = tokenizer.inner.get_added_tokens_decoder()
     special_ids = [token for token in ids if token in tokenizer.special_tokens]
     added_ids = [token for token in ids if token in added]

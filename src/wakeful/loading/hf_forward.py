@@ -16,21 +16,22 @@ class HFForward:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Find out which arguments the model's `forward` takes; the cache is empty."""
+        """Find out which arguments the model's `forward` takes, and begin without a cache."""
         parameters = inspect.signature(module.forward).parameters
         self._module = module
         # Remote code may know only the older name of the cache argument.
         has_older_name = "past_key_values" in parameters and CACHE not in parameters
         self._cache_argument = "past_key_values" if has_older_name else CACHE
-        # Compute only the last token's logits: the head is the largest matrix.
+        # Where possible, ask for the last token's logits only: the head is the largest matrix.
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._was_called, self._cache = False, None
 
     def __call__(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B V"]:
-        """Return the logits after the last of `tokens`, which continue those of the previous call.
+        """Return the logits after the last of `tokens`, which continue the tokens of the calls
+        before.
 
         Raises:
-            WakefulError: the model returned no cache in the previous call.
+            WakefulError: the model returned no cache in the previous call, so it cannot continue.
         """
         if self._was_called and self._cache is None:
             raise WakefulError(

@@ -66,7 +66,7 @@ def locate_model(source: str | Path) -> Location:
     """Return the location and the kind of the model that `source` names.
 
     Raises:
-        WakefulError: it is a folder without a model, or a misspelled name.
+        WakefulError: it is a folder without a model or with an adapter alone, or a misspelled name.
     """
     if source == SMOLLM2 and not os.path.isdir(SMOLLM2):  # a folder of that name goes first
         return Location("folder", smollm2_folder(), SMOLLM2)
@@ -205,11 +205,11 @@ def _load(
     if location.kind == "run":
         model = _load_run(location, device, dtype, step)
     elif location.kind == "export" or is_own_gguf(location):
-        read_decoder, read_tokenizer = read_exported_decoder, _stock_tokenizer
+        read_weights, read_tokenizer = read_exported_decoder, _stock_tokenizer
         if location.kind == "gguf":
-            read_decoder, read_tokenizer = read_gguf_decoder, read_gguf_tokenizer
+            read_weights, read_tokenizer = read_gguf_decoder, read_gguf_tokenizer
         path = location.path
-        decoder = read_decoder(path, max_length=max_length, dtype=dtype, device=device)
+        decoder = read_weights(path, max_length=max_length, dtype=dtype, device=device)
         model = _wrap_decoder(decoder, location.name, path, partial(read_tokenizer, path))
     else:
         if as_decoder_model and location.kind == "folder":
@@ -221,7 +221,7 @@ def _load(
         )
     stored, types = _stored_types(location)
     stored = model.stored or stored
-    # Weights that were rounded as they were loaded are written in that narrower type.
+    # `stored` is the type to write the model in: where `dtype` has rounded its weights, that one.
     if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
         stored, types = dtype, {}
     read_tokenizer = model.read_tokenizer if tokenizer is None else lambda: tokenizer
@@ -231,28 +231,31 @@ def _load(
 
 def _stored_types(location: Location) -> tuple[torch.dtype | None, dict[str, torch.dtype]]:
     """Return the type of most weights in a model's safetensors files, and the types of the other
-    weights by name (see `Shards.types`); None and {} for a run, a GGUF file, or files that cannot
-    be found.
+    weights by name, with N for each number ("layers.N.norm").
+
+    None and {} are returned for a run, for a GGUF file, and if the files cannot be found or read.
     """
     folder = location.path
     if location.kind == "hub":  # the model has been loaded, so its files are in the cache
-        names = (
+        cached_paths = (
             huggingface_hub.try_to_load_from_cache(location.name, file)
             for file in (SINGLE_FILE, INDEX_FILE)
         )
-        folder = next((Path(name).parent for name in names if isinstance(name, str)), None)
+        folder = next((Path(path).parent for path in cached_paths if isinstance(path, str)), None)
     if folder is None or location.kind in ("run", "gguf"):
         return None, {}
     try:
         with Shards(folder) as tensors:
             return tensors.stored, tensors.types
-    except WakefulError:  # a name of the hub under which other code reads other files
+    except WakefulError:  # the model's own code has read files of another kind
         return None, {}
 
 
 def fits_memory(tensors: Shards, device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Tell whether the memory of the host holds a model's weights twice, for a tool that makes a
-    copy; True on a GPU. Weights that do not fit stay in their files (`wakeful.paged`).
+    """Tell whether the free memory of the CPU holds a model's weights twice, in `dtype` or, if that
+    is None, in their own types: tools hold a model and its result. Always True on a GPU.
+
+    Weights that do not fit stay in their files (`wakeful.paged`).
     """
     if device.type != "cpu":  # only the CPU computes with weights in files
         return True
@@ -268,13 +271,14 @@ def is_own_gguf(location: Location) -> bool:
 
 
 def _read_tokenizer(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:
-    """Read the tokenizer of a folder, with Transformers if the folder has a tokenizer_config.json;
-    a tokenizer in memory, or None, is returned as it is.
+    """Read the tokenizer that a path names: with Transformers if it is a folder with a
+    tokenizer_config.json, else as our own `Tokenizer`. A tokenizer in memory, or None, is returned
+    as it is.
     """
     if not isinstance(tokenizer, str | Path):
         return tokenizer
-    is_transformers = os.path.isfile(Path(tokenizer) / CONFIG)
-    return _stock_tokenizer(Path(tokenizer)) if is_transformers else Tokenizer.load(tokenizer)
+    is_for_transformers = os.path.isfile(Path(tokenizer) / CONFIG)
+    return _stock_tokenizer(Path(tokenizer)) if is_for_transformers else Tokenizer.load(tokenizer)
 
 
 def check_run_step(location: Location, step: int) -> None:
@@ -321,7 +325,7 @@ def _load_run(
     if config.train.dtype == "float64":  # in other runs the weights are float32
         decoder.double()
     checkpoint.load_model(folder, decoder)
-    stored = decoder.embed.weight.dtype
+    stored = decoder.embed.weight.dtype  # of the checkpoint; below it may become another type
     decoder = decoder.to(device=device, dtype=dtype)
     model = _wrap_decoder(decoder, config.name, run.path, partial(Tokenizer.load, run.path))
     checkpoint_step = int(folder.name.removeprefix("step-"))
@@ -331,7 +335,10 @@ def _load_run(
 def _wrap_decoder(
     decoder: Decoder, name: str, path: Path, read: Callable[[], AnyTokenizer]
 ) -> Model:
-    """Wrap a decoder that was read from `path` as a `Model`; `read` returns its tokenizer."""
+    """Wrap a decoder that was read from `path` as a `Model`; `read` returns its tokenizer.
+
+    The decoder is set, in place, to evaluation mode and to no gradients.
+    """
     return Model(
         name=name, module=decoder.eval().requires_grad_(False), context=decoder.config.context,
         architecture="wakeful decoder", path=path, read_tokenizer=read,
@@ -347,9 +354,11 @@ def _load_transformers(
     *,
     strict: bool,
 ) -> Model:
-    """Load a model by Transformers; weights that exceed memory stay in their files.
+    """Load a model by Transformers; if the weights of a folder exceed memory, its matrices stay in
+    their files.
 
-    With `dtype` None the weights keep their types; with `strict` an unexpected tensor is an error.
+    With `dtype` None the weights keep their type, or the widest of several types. With `strict` an
+    unexpected tensor is an error. `max_length` limits the context; 0 keeps the model's.
     """
     gguf = location.path.name if location.kind == "gguf" else ""
     source = location.name if location.kind == "hub" else location.path
@@ -360,7 +369,7 @@ def _load_transformers(
             exceeds_memory = not fits_memory(tensors, device, dtype)
             has_several_types = bool(tensors.types)
             holds_codes = strict and tensors.stored is None  # 8-bit floats, which are unpacked
-            # By itself Transformers would round all these weights to one narrow type.
+            # By default Transformers would round all these weights to one narrow type.
             if dtype is None and (has_several_types or holds_codes):
                 dtype = tensors.widest or torch.float32
     failure, advice = f"{location.path} cannot be loaded", ""
@@ -374,7 +383,7 @@ def _load_transformers(
             dtype="auto" if exceeds_memory else dtype or "auto",
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-    if exceeds_memory and has_several_types:  # loaded as "auto", above
+    if exceeds_memory and has_several_types:  # by "auto" some were rounded to the type of most
         with Shards(location.path) as tensors:
             restore_wide_tensors(module, tensors)
     if exceeds_memory:
@@ -389,7 +398,9 @@ def _load_transformers(
 
 
 def _wrap_module(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
-    """Wrap a module in memory as a `Model`; weights are copied only where they are offloaded.
+    """Wrap a module in memory as a `Model`; in its place a copy with ordinary weights if accelerate
+    has offloaded them, for one (see `with_resident_weights`). `max_length` limits the context; 0
+    keeps the model's.
 
     Raises:
         WakefulError: the module is not a language model. A missing tokenizer is an error only when
@@ -444,8 +455,8 @@ def _stock_tokenizer(
     options: dict[str, Any] = {"local_files_only": True} if isinstance(source, Path) else {}
     if isinstance(source, Path) and source.is_file():
         options["gguf_file"], source = source.name, source.parent
-    looked_up = hub_or_cache() if isinstance(source, str) else nullcontext()
-    with wrap_errors(f"{source} has no tokenizer that can be loaded"), looked_up:
+    hub_access = hub_or_cache() if isinstance(source, str) else nullcontext()
+    with wrap_errors(f"{source} has no tokenizer that can be loaded"), hub_access:
         if "gguf_file" not in options:
             file = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
             check_tokenizer_files(Path(file).parent if file else Path(source))
@@ -453,7 +464,7 @@ def _stock_tokenizer(
             source, trust_remote_code=trust_remote_code, **options
         )
     if "gguf_file" in options and type(tokenizer).__name__.startswith("Qwen2Tokenizer"):
-        # A GGUF file does not say so, but every tokenizer of that class normalizes to NFC.
+        # Every tokenizer of this class normalizes text to NFC, and a GGUF file does not say so.
         tokenizer.backend_tokenizer.normalizer = NFC()
     max_length: Any = tokenizer.model_max_length
     if not isinstance(max_length, int | float):

@@ -96,7 +96,7 @@ class Model:
                 f"the tokenizer of {self.name} is a {type(tokenizer).__name__} without a "
                 "tokenizer.json"
             )
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:  # converted by way of its files
             self.save_tokenizer(Path(folder))
             return Tokenizer.load(folder, require_end=False)
 
@@ -121,26 +121,29 @@ class Model:
     @cached_property
     def generation(self) -> dict[str, Any]:
         """Generation settings: those of generation_config.json or, without that file, the
-        configuration's `eos_token_id` where it is not the tokenizer's.
+        configuration's `eos_token_id` if it is not the tokenizer's own end token.
+
+        A model derived from another (`generation_source`) has that one's.
         """
         if self.generation_source is not None:
             return self.generation_source.generation
-        tokenizer, table = self.tokenizer, dict[str, Any]()
+        tokenizer, settings = self.tokenizer, dict[str, Any]()
         generation_config = getattr(self.module, "generation_config", None)
-        if isinstance(generation_config, GenerationConfig):
-            table = json.loads(generation_config.to_json_string())
-            table.pop("transformers_version", None)
-            # Without a file, Transformers makes these settings of the configuration.
-            if not table.pop("_from_model_config", False):
-                return table
+        if isinstance(generation_config, GenerationConfig):  # a model of Transformers
+            settings = json.loads(generation_config.to_json_string())
+            settings.pop("transformers_version", None)
+            # Without a file, Transformers takes these settings from the configuration.
+            if not settings.pop("_from_model_config", False):
+                return settings
         elif isinstance(tokenizer, Tokenizer):
             return json.loads(tokenizer.companion_files.get(GENERATION, "{}"))
         elif self.path is not None:
             files, config_file = read_companion_files(self.path), self.path / "config.json"
             if GENERATION in files:
                 return json.loads(files[GENERATION])
-            table = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-        ends = table.get("eos_token_id")
+            settings = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+        # There is no file: of the configuration only the end tokens count.
+        ends = settings.get("eos_token_id")
         return {} if ends in (None, self.end) else {"eos_token_id": ends}
 
     @cached_property
@@ -152,11 +155,12 @@ class Model:
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
             added = tokenizer.opening
-        else:
+        else:  # those before any text, here "a"
             text_ids = tokenizer.encode("a", add_special_tokens=False)
             added, _ = special_ids_around(tokenizer.encode("a"), text_ids)
         decoder = as_decoder(self.module)
-        if decoder is None:  # only our own class's configuration has parts
+        if decoder is None:
+            # An export of ours that Transformers loaded has our configuration as `parts`.
             parts = getattr(self.module.config, "parts", {})
             prefix_length = parts.get("stored_prefix", 0)  # pyright: ignore
         else:
@@ -177,8 +181,9 @@ class Model:
     def is_quantized(self) -> bool:
         """True where layers or the cache are quantized, in memory or in the model's files."""
         config = getattr(self.module, "config", None)
-        stored = quantization_method(config) if isinstance(config, PreTrainedConfig) else ""
-        return stored not in ("", *UNPACKED) or is_quantized(self.module)
+        method = quantization_method(config) if isinstance(config, PreTrainedConfig) else ""
+        # Transformers unpacks weights of the methods UNPACKED as it loads them.
+        return method not in ("", *UNPACKED) or is_quantized(self.module)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -195,12 +200,15 @@ class Model:
         none ("off").
 
         Raises:
-            WakefulError: `bos` is "on", and the model has no BOS token or no embedding of it.
+            WakefulError: `bos` is none of these, or "on" for a model without a BOS token, or the
+                model has no embedding of a token.
         """
         if bos not in BOS:
             raise WakefulError(f"bos = {bos!r}: must be one of {', '.join(BOS)}")
-        if bos != "on":
-            return [] if bos == "off" else self.check_tokens(self.opening)
+        if bos == "off":
+            return []
+        if bos == "auto":
+            return self.check_tokens(self.opening)
         if self.bos is None:
             raise WakefulError(f'bos = "on", but {self.name} has no BOS token; use auto or off')
         return self.check_tokens([self.bos])
@@ -299,7 +307,8 @@ class Model:
             return self
         config: Any = self.module.config.get_text_config()  # pyright: ignore
         full_context = getattr(config, "max_position_embeddings", None) or 0
-        max_length = self.context if self.context < full_context else 0  # 0: the full context
+        # Keep a context that was shortened when the model was loaded; 0 means the full one.
+        max_length = self.context if self.context < full_context else 0
         decoder = convert_hf_model(self.module, max_length)
         return dataclasses.replace(
             self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
@@ -311,9 +320,9 @@ class Model:
     def _converted(self) -> "Model":
         return self.as_decoder_model()
 
-    def generate(self, prompt: str | Sequence[int], **choice: Any) -> str:
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
         """Return the text that continues a prompt; options and errors are those of `stream`."""
-        return "".join(self.stream(prompt, **choice))
+        return "".join(self.stream(prompt, **options))
 
     def stream(
         self,
@@ -342,7 +351,8 @@ class Model:
         if chat:
             turn = self._chat_turn(prompt, bos)
             prompt_ids = turn.encode(str(prompt))
-            stop |= set() if turn.answer_end is None else {turn.answer_end}
+            if turn.answer_end is not None:
+                stop |= {turn.answer_end}
         else:
             prompt_ids = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
         tokens = self.generate_ids(
@@ -369,26 +379,29 @@ class Model:
             )
         return turn
 
-    def generate_ids(self, prompt: Sequence[int], **choice: Any) -> Iterator[int]:
+    def generate_ids(self, prompt: Sequence[int], **options: Any) -> Iterator[int]:
         """Return an iterator over up to `num_tokens` token ids that continue `prompt`.
 
-        `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
-        `wakeful.model.generate.generate_tokens`; a model of Transformers keeps its own cache.
+        `options` are num_tokens, temperature, top_k, top_p, seed and stop, as for
+        `wakeful.model.generate.generate_tokens`. A model of Transformers uses its own cache of keys
+        and values.
         """
         decoder, prompt = as_decoder(self.module), self.check_tokens(list(prompt))
         if decoder is not None:
-            return self._evaluate_each(generate_tokens(decoder, prompt, **choice))
+            return self._evaluate_each(generate_tokens(decoder, prompt, **options))
         forward = HFForward(self.module)
-        limits = {name: choice.pop(name) for name in ("num_tokens", "stop") if name in choice}
-        sampling = Sampling(**choice)
+        limits = {name: options.pop(name) for name in ("num_tokens", "stop") if name in options}
+        sampling = Sampling(**options)
         tokens = continuation(
             forward, prompt, sampling, device=self.device, context=self.context, **limits
         )
         return self._evaluate_each(tokens)
 
     def _evaluate_each(self, tokens: Iterator[int]) -> Iterator[int]:
-        """Yield the tokens of an iterator that computes them with the module. It is in evaluation
-        mode only while a token is computed; in between it is in the mode that its owner set.
+        """Yield the tokens of an iterator that computes them with the model's module.
+
+        Only while a token is computed is the module in evaluation mode, and torch in its default
+        state; in between both are as the caller has set them.
         """
         while True:
             with default_torch_state(), evaluating(self.module):
@@ -407,7 +420,9 @@ class Model:
         return torch.float32 if dtype == torch.float64 else dtype
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files and the generation settings into a folder."""
+        """Write the tokenizer's files and the generation settings into a folder; a tokenizer of
+        Transformers gets the model's context as `model_max_length` if that is shorter.
+        """
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
             tokenizer.save(folder)

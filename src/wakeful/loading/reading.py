@@ -63,8 +63,8 @@ class EvaluationData(ABC):
     def windows(
         self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
     ) -> list[Window]:
-        """Return the first `num_sequences` windows to compute a perplexity on (0: all windows), of
-        `length` inputs each, `stride` tokens apart; with `bos` each begins with BOS.
+        """Return the first `num_sequences` windows (0: all) on which a perplexity is computed: of
+        `length` inputs each, starting `stride` tokens apart; with `bos` each begins with BOS.
 
         Raises:
             WakefulError: there are none, or the model cannot read them.
@@ -126,8 +126,8 @@ class EvaluationText(EvaluationData):
             return windows
         windows_with_bytes: list[Window] = []
         for window in windows:
-            start = window.first_target - bos  # in the text, which has no BOS
-            num_bytes = float(byte_ends[start + window.counted] - byte_ends[start])
+            first = window.first_target - bos  # index in the text's tokens: the stream has BOS too
+            num_bytes = float(byte_ends[first + window.counted] - byte_ends[first])
             windows_with_bytes.append(dataclasses.replace(window, num_bytes=num_bytes))
         return windows_with_bytes
 
@@ -200,15 +200,18 @@ class EvaluationTask(EvaluationData):
         num_windows = VALIDATION_TOKENS // length
         num_windows = min(num_sequences or num_windows, num_windows)
         rows = self.sequences(loaded, length=length, num_sequences=num_windows, bos=bos, targets=1)
-        return [Window(row[:-1], row[1:], 1) for row in rows]
+        # Each row is a token stream of its own, whose first token is no target.
+        return [Window(row[:-1], row[1:], first_target=1) for row in rows]
 
     def scores(self, nats: Score, windows: list[Window]) -> list[Score]:
-        """Return the loss minus that of the task's true distribution on the same tokens."""
-        # The values are sums over each window's targets.
-        rows = np.array([[*window.inputs, window.targets[-1]] for window in windows])
+        """Return one score, the loss minus that of the task's true distribution on the same tokens,
+        in nats per token.
+        """
+        # Both losses are sums over each window's targets.
+        token_rows = np.array([[*window.inputs, window.targets[-1]] for window in windows])
         excess = dataclasses.replace(
             nats, metric="loss over the task's own", exponential=False,
-            values=nats.values - self.task.losses(rows).sum(1),
+            values=nats.values - self.task.losses(token_rows).sum(1),
         )  # fmt: skip
         return [excess]
 
@@ -221,9 +224,9 @@ def open_evaluation_data(source: str, num_tokens: int) -> EvaluationData:
         WakefulError: the source is unknown, or cannot be read.
     """
     task = task_of(source)
-    return (
-        EvaluationText(read_beginning(source, num_tokens)) if task is None else EvaluationTask(task)
-    )
+    if task is not None:
+        return EvaluationTask(task)
+    return EvaluationText(read_beginning(source, num_tokens))
 
 
 def as_evaluation_data(text: str | EvaluationData) -> EvaluationData:
@@ -256,8 +259,8 @@ def check_readable_length(loaded: Model, length: int, *, bos: bool) -> None:
 
 
 def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
-    """Encode a text; return its tokens, and cumulative counts of UTF-8 bytes: entry n is the number
-    of bytes of the first n tokens, and the last entry that of the whole text.
+    """Encode a text; return its tokens and, for every n from 0 to their number, the UTF-8 bytes of
+    the first n tokens. The last of these counts is that of the whole text.
 
     The counts are None where the tokenizer gives no offsets.
     """
@@ -267,6 +270,7 @@ def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
     code_points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     # UTF-8 takes 1 to 4 bytes for a character.
     num_bytes = 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000)
+    # bytes_before[n] is the number of bytes before character n.
     bytes_before = np.concatenate([[0], np.cumsum(num_bytes, dtype=np.int64)])
     # Where one character is several tokens, an end may lie before the previous token's.
     byte_ends = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
@@ -275,7 +279,8 @@ def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
 
 
 def cut_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
-    """Cut a token stream into windows of `length` inputs, each starting `stride` after the last.
+    """Cut a token stream into windows of `length` inputs, each starting `stride` tokens after the
+    one before; the last may be shorter.
 
     Every target is counted in exactly one window, the first that has it. With `bos`, stream[0] is
     BOS and replaces the first input of every window.
@@ -286,7 +291,7 @@ def cut_windows(stream: list[int], *, length: int, stride: int, bos: bool) -> li
     while next_target < len(stream):
         inputs = stream[start : start + length]
         targets = stream[start + 1 : start + length + 1]
-        inputs = inputs[: len(targets)]
+        inputs = inputs[: len(targets)]  # the stream's last token has no target
         if bos:
             inputs[0] = stream[0]
         num_counted_before = next_target - (start + 1)

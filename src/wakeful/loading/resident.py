@@ -34,9 +34,9 @@ def with_resident_weights(model: nn.Module) -> nn.Module:
     """Return a model whose weights are ordinary tensors in memory: the model itself where they are,
     else a copy without accelerate's hooks.
 
-    The copy shares the tensors that are in memory. The copy of an offloaded model runs on the CPU,
-    with its matrices in files where they do not fit memory. A model spread over several devices
-    stays there; hooks move the inputs of every module to its device.
+    The copy shares the tensors that are in memory. If weights are offloaded, the copy is on the
+    CPU; its matrices stay in files if they were on disk and do not fit memory. A model spread over
+    several devices stays there; hooks of ours move the inputs of every module to its device.
 
     Raises:
         WakefulError: a weight is on the meta device, and no hook has its values.
@@ -66,10 +66,10 @@ def with_resident_weights(model: nn.Module) -> nn.Module:
 
 
 def _without_inference_mode(tensor: Tensor) -> Tensor:
-    """Return an ordinary tensor over the memory of one that was created in inference mode, so that
-    autograd may save it; another tensor is returned as it is.
+    """Return an ordinary tensor over the memory of one that was created in inference mode, which
+    autograd could not save for a backward pass; another tensor is returned as it is.
     """
-    if not tensor.is_inference() or isinstance(tensor, Paged):
+    if not tensor.is_inference() or isinstance(tensor, Paged):  # a Paged one has no memory
         return tensor
     ordinary = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     layout = tensor.storage_offset(), tensor.shape, tensor.stride()
@@ -81,7 +81,7 @@ def _without_inference_mode(tensor: Tensor) -> Tensor:
 
 def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
     """Return the values of a model's offloaded weights, which are on the meta device, by the `id`
-    of the weight.
+    of the weight; weights that were tied in memory have one tensor.
 
     Accelerate's hooks have the values, in memory (`cpu_offload`) or in files (`disk_offload`).
     Matrices from files stay in files where they do not fit memory.
@@ -92,18 +92,19 @@ def _read_offloaded(model: nn.Module) -> dict[int, Tensor]:
     resident_by_memory: dict[tuple[Any, ...], Tensor] = {}
     for module in model.modules():
         for hook in _hooks(module):
-            values = getattr(hook, "weights_map", None)
-            if values is None:
+            weights_map = getattr(hook, "weights_map", None)
+            if weights_map is None:  # the hook does not offload
                 continue
             recurse = bool(hook.place_submodules)  # the hook has the weights of submodules too
-            in_memory = isinstance(getattr(values, "dataset", values), dict)
+            # Accelerate may wrap the table of weights in an object that adds a prefix to names.
+            in_memory = isinstance(getattr(weights_map, "dataset", weights_map), dict)
             for name, tensor in (
                 *module.named_parameters(recurse=recurse),
                 *module.named_buffers(recurse=recurse),
             ):
                 if not tensor.is_meta or id(tensor) in resident:
                     continue
-                value = _without_inference_mode(values[name].detach())
+                value = _without_inference_mode(weights_map[name].detach())
                 memory = value.data_ptr(), value.shape, value.dtype
                 if in_memory and memory in resident_by_memory:  # tied weights share their memory
                     resident[id(tensor)] = resident_by_memory[memory]
@@ -126,8 +127,8 @@ def _copy_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Modu
     """Copy a model without the attributes that accelerate added to its modules; `tensors` has the
     copy's tensors by the `id` of the original's.
 
-    Accelerate keeps a module's own forward as the attribute `_old_forward`, which is restored
-    unless it is just the method of the module's class.
+    Accelerate keeps a module's original forward as the attribute `_old_forward`. The copy gets it
+    back unless it is just the method of the module's class, which the copy has anyway.
     """
     memo: dict[int, Any] = dict(tensors)  # of deepcopy: what to put in place of an object
     for module in model.modules():
@@ -135,7 +136,7 @@ def _copy_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Modu
         if "_hf_hook" in attributes:
             forward = attributes.get("_old_forward")
             is_method = isinstance(forward, MethodType) and forward.__func__ is type(module).forward
-            # "" in their place: hooks may hold what cannot be copied.
+            # Copy "" in their place: hooks may hold what cannot be copied.
             memo |= {
                 id(attributes[name]): ""
                 for name in _ADDED
@@ -148,7 +149,7 @@ def _copy_without_hooks(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Modu
             forward = attributes.get("_old_forward")
             for name in _ADDED:
                 attributes.pop(name, None)
-            if forward:
+            if forward:  # not "", the copy of a mere method
                 module.forward = forward
     vars(duplicate).pop("hf_device_map", None)
     return duplicate
@@ -174,16 +175,18 @@ def _tie_head(model: nn.Module) -> None:
 
 
 def _move_inputs(model: nn.Module, resident: nn.Module) -> None:
-    """Register hooks on `resident`, a copy of a model that accelerate spread over several devices,
-    that move each module's inputs to the module's device and the model's output to the first
-    device; accelerate's hooks on `model` say which modules need one.
+    """Register hooks on `resident`, the copy of a `model` that accelerate spread over several
+    devices; do nothing if all its parameters are on one device.
+
+    The hooks move a module's inputs to the module's device, and the model's output to that of its
+    first parameter. Modules get one where accelerate's hooks on `model` do the same.
     """
     if len({tensor.device for tensor in resident.parameters()}) < 2:
         return
     resident_modules = dict(resident.named_modules())
     for name, module in model.named_modules():
         for hook in _hooks(module):
-            if getattr(hook, "execution_device", None) is None:
+            if getattr(hook, "execution_device", None) is None:  # it moves no inputs
                 continue
             resident_module = resident_modules[name]
             weight = next(resident_module.parameters(), None)

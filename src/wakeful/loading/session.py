@@ -41,10 +41,11 @@ class Session:
     _dtypes: dict[str, str] = field(default_factory=dict)
 
     def models(self) -> Iterator[Model]:
-        """Load the models one after another, so that only one is in memory: drop every reference to
-        a model before asking for the next.
+        """Load the models one after another and yield each; drop every reference to a model before
+        asking for the next, so that only one is in memory.
 
-        Where two models have the same name, as two runs of a preset do, the path is added to it.
+        To the name of a model the path is added if an earlier one has the same name, as two runs of
+        a preset do. The description of BOS and the dtype of each model are kept for the page.
 
         Raises:
             WakefulError: a model cannot be loaded, none is named, or one is named twice.
@@ -55,8 +56,9 @@ class Session:
         if self.tokenizer is not None and len(sources) > 1:
             raise WakefulError("one tokenizer is given for several models: load each with its own")
         names = [source for source in sources if isinstance(source, str | Path)]
-        if repeated := [name for n, name in enumerate(names) if name in names[:n]]:
-            raise WakefulError(f"{repeated[0]} is named twice: name each model once")
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise WakefulError(f"{name} is named twice: name each model once")
         for name in names:  # a wrong name raises before the first model is measured
             _ = locate_model(name)
         for source in sources:
@@ -65,7 +67,7 @@ class Session:
                 source, tokenizer=self.tokenizer, device=self.device, dtype=options.dtype,
                 trust_remote_code=options.trust_remote_code,
             )  # fmt: skip
-            # `_bos` has an entry for each model before.
+            # `_bos` has an entry for each model so far.
             if isinstance(source, str | Path) and model.name in self._bos:
                 model = dataclasses.replace(model, name=f"{model.name} ({source})")
             if model.name in self._bos:
@@ -104,7 +106,8 @@ def open_session(
     tokenizer: AnyTokenizer | str | Path | None,
     display: DisplayFactory | None,
 ) -> Iterator[Session]:
-    """Open the session of the tool `verb`: modules in memory are in evaluation mode within it.
+    """Open the session of the tool `verb`. Within it modules in memory are in evaluation mode, and
+    Transformers shows no progress bars of its own.
 
     Raises:
         WakefulError: the output folder exists, or the device does not.
@@ -119,10 +122,10 @@ def open_session(
 def count_progress(
     show: Display, name: str, model: Model, *, tokens: int, passes: float = 1.0
 ) -> Callable[[int, int], None]:
-    """Return a callback (done, total) that shows how many units of work are done, each of `passes`
-    forward passes over `tokens` tokens.
+    """Return a callback (done, total) that shows the progress of the work `name` in units, each of
+    `passes` forward passes over `tokens` tokens.
 
-    Called with 0 done, it also shows an estimate of the total time (`note_duration`).
+    Called with 0 done, it also estimates the total time (`note_duration`).
     """
 
     def on_progress(done: int, total: int) -> None:
@@ -151,10 +154,12 @@ def note_duration(
 
 
 def choose_data(model: Model, options: ReadingOptions, data: EvaluationData) -> EvaluationData:
-    """Return the evaluation data for a model: `data` where the options name a text; else the task
-    that the model was trained on or, if there is none, `data`.
+    """Return the evaluation data for a model: `data`, unless it is just the default text and the
+    model was trained on a task; then that task.
     """
-    if options.text or not options.source:  # no source: the options ask for other data
+    # An empty `source` means that the options ask for something else than a text.
+    is_default_text = not options.text and options.source
+    if not is_default_text:
         return data
     return training_task(model) or data
 
