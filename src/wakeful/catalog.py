@@ -51,11 +51,12 @@ def check_names(option: str, values: object) -> None:
     if option not in FOLDERS:
         return
     names = NAMES[FOLDERS[option]]
-    for value in [values] if isinstance(values, str) else list(values):  # pyright: ignore
-        name = value.partition("(")[0].strip()
-        # `module:Name`, a class of the user's, is no identifier.
+    expressions = [values] if isinstance(values, str) else list(values)  # pyright: ignore
+    for expression in expressions:
+        name = expression.partition("(")[0].strip()
+        # `module:Name`, a class of the user's, is no identifier: it is not checked.
         if name.isidentifier() and name not in names:
-            # `scheme(...)` is the general form, which is no name to choose.
+            # `scheme(...)` is the general form: by itself it is no scheme to choose.
             listed = ", ".join(entry for entry in names if entry != "scheme")
             raise WakefulError(
                 f"{option}={name!r} is not one of {listed}{did_you_mean(name, names)}"

@@ -46,8 +46,8 @@ def choose_device(name: str, *, field: str = "device") -> torch.device:
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype | None:
-    """Return the dtype that is given itself or by name; None for "auto", which keeps the stored
-    type.
+    """Return a dtype, given as it is or by its name; None for "auto", which stands for the type in
+    which weights are stored.
 
     Raises:
         WakefulError: the name is unknown.
@@ -62,7 +62,7 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of a device in bytes; of the CPU all memory, where the system does not
+    """Return the free memory of a device in bytes; for the CPU all memory if the system does not
     report what is free.
     """
     if device.type == "cuda":
@@ -70,7 +70,7 @@ def free_memory(device: torch.device) -> int:
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return int(line.split()[1]) * 1024  # the file has KiB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -51,14 +51,13 @@ class Figure:
         return self.value, _error_of_sum(self._linearized()) / float(self.counts.sum())
 
     def minus(self, baseline: "Figure") -> Estimate:
-        """Return this figure minus the baseline's over the same clusters, with its paired error.
+        """Return this figure minus the baseline over the same clusters, with its paired error.
 
-        The error is that of u_i / Σ counts − u'_i / Σ counts', in which the difficulty of a cluster
-        for both cancels.
+        The error is that of Σ_i (u_i / Σ counts − u'_i / Σ counts'): what makes a cluster hard for
+        both cancels.
         """
-        changes, baseline_changes = (
-            figure._linearized() / figure.counts.sum() for figure in (self, baseline)
-        )
+        changes = self._linearized() / self.counts.sum()
+        baseline_changes = baseline._linearized() / baseline.counts.sum()
         return self.value - baseline.value, _error_of_sum(changes - baseline_changes)
 
     def _linearized(self) -> np.ndarray:
@@ -73,13 +72,15 @@ class Figure:
 
 
 def mean_and_error(values: ArrayLike) -> Estimate:
-    """Return the mean and s / √n, with s the standard deviation of the n values (n − 1)."""
+    """Return the mean of n values and its standard error s / √n, with the standard deviation s over
+    n − 1; the error is NaN for a single value.
+    """
     array = np.asarray(values, dtype=np.float64)
-    # Deviations from the first value: equal values have exactly their mean, and no error.
+    # Computed by deviations from the first value: so equal values have an error of exactly 0.
     deviations = array - array[0]
-    shift = deviations.mean()
-    squares = float(((deviations - shift) ** 2).sum())
-    return float(array[0] + shift), error_of_mean(squares, array.size)
+    mean_deviation = deviations.mean()
+    squares = float(((deviations - mean_deviation) ** 2).sum())
+    return float(array[0] + mean_deviation), error_of_mean(squares, array.size)
 
 
 def error_of_mean(squares: float, count: int) -> float:
@@ -129,10 +130,11 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 def student_quantile(freedom: int) -> float:
     """Return the 97.5% quantile of Student's t with `freedom` degrees of freedom: the half-width of
-    a 95% confidence interval in standard errors.
+    a 95% confidence interval in standard errors; infinite without any.
 
     Two seeds leave one degree of freedom, and then a difference has to exceed 12.7 standard errors.
-    Past ten degrees of freedom the normal quantile's expansion in 1/ν is exact to three digits.
+    Past ten degrees of freedom ν, an expansion around the normal quantile in powers of 1/ν is exact
+    to three digits.
     """
     if freedom < 1:
         return math.inf
@@ -169,10 +171,11 @@ def confidence_interval(value: float, error: float, count: int) -> tuple[float, 
 
 
 def format_interval(value: float | None, error: float | None, count: int, sign: str = "") -> str:
-    """Return "value ± reach" of the 95% confidence interval, as `format_estimate` writes it."""
-    return format_estimate(
-        value, None if error is None else interval_half_width(error, count), sign
-    )
+    """Return "value ± half-width" of the 95% confidence interval, as `format_estimate` writes it;
+    `error` is the standard error over `count` clusters, None for an unknown one.
+    """
+    half_width = None if error is None else interval_half_width(error, count)
+    return format_estimate(value, half_width, sign)
 
 
 def perplexity_interval(loss: float, error: float, count: int) -> tuple[float, float]:
@@ -184,16 +187,21 @@ def perplexity_interval(loss: float, error: float, count: int) -> tuple[float, f
 
 
 def format_perplexity(loss: float, error: float | None, count: int) -> str:
-    """Return the perplexity of a mean loss as text with the ends of its 95% confidence interval:
-    "perplexity (low to high)".
+    """Return the perplexity of a mean loss as text with the ends of its 95% confidence interval,
+    "perplexity (low to high)"; the perplexity alone if the interval is not finite.
+
+    `error` is the loss's standard error over `count` clusters; None for an unknown one.
     """
     value = perplexity(loss)
     low, high = perplexity_interval(loss, math.nan if error is None else error, count)
-    half = (high - low) / 2
-    if not math.isfinite(half):
+    half_width = (high - low) / 2
+    if not math.isfinite(half_width):  # no interval
         return format_estimate(value)
-    value_text, *ends = (round_to_error(bound, half) for bound in (value, low, high))
-    return f"{value_text} ({' to '.join(ends)})"
+    # All three have as many decimals as the interval's half-width needs.
+    value_text, low_text, high_text = (
+        round_to_error(number, half_width) for number in (value, low, high)
+    )
+    return f"{value_text} ({low_text} to {high_text})"
 
 
 NEGLIGIBLE = 5e-4
@@ -272,38 +280,43 @@ def round_to_error(value: float | None, error: float | None, sign: str = "") -> 
 
 
 def _format_parts(value: float | None, error: float | None, sign: str) -> tuple[str, str, str]:
-    """Return a value, its error and the power of ten that both are multiplied by, as texts; "" for
-    no error and no power.
+    """Return three texts: a value, its error ("" for None, 0 or one that is not finite), and the
+    power of ten by which both are to be multiplied ("" for none), such as "e−5".
     """
     if value is None or not math.isfinite(value):
         return "not finite", "", ""
     half_width = 0.0
     if error is not None and math.isfinite(error) and error > 0:
         half_width = error
+    has_error = half_width > 0
     size = max(abs(value), half_width)
     value_text, error_text, power = "", "", ""
-    if size > _LARGE and half_width:  # each with a power of ten of its own
+    if has_error and size > _LARGE:  # each text has its own power of ten
         value_text, error_text = f"{value:{sign}.3g}", f"{half_width:.2g}"
-    elif half_width and size < _SMALL:  # one power of ten for both
+    elif has_error and size < _SMALL:  # one power of ten for both
         exponent = math.floor(math.log10(size))
         value_text, error_text, _ = _format_parts(
             value / 10.0**exponent, half_width / 10.0**exponent, sign
         )
         power = f"e{exponent}"
-    elif half_width:
-        # The error's two digits decide the decimal places; rounded first, 0.0996 is 0.10.
-        places = min(8, max(0, 1 - math.floor(math.log10(float(f"{half_width:.1e}")))))
+    elif has_error:
+        # The error's first two digits decide the decimal places. They are rounded before their
+        # place is looked at: 0.0996 is 0.10.
+        rounded_error = float(f"{half_width:.1e}")
+        places = min(8, max(0, 1 - math.floor(math.log10(rounded_error))))
         value_text, error_text = f"{value:{sign},.{places}f}", f"{half_width:,.{places}f}"
+    elif size > _LARGE or 0 < size < _SMALL:
+        value_text = f"{value:{sign}.4g}"  # with a power of ten
     else:
-        scientific = size > _LARGE or 0 < size < _SMALL
         places = 4 if size < 10 else max(0, 3 - math.floor(math.log10(size)))
-        value_text = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
+        value_text = f"{value:{sign},.{places}f}"
     return value_text.replace("-", "−"), error_text.replace("-", "−"), power.replace("-", "−")
 
 
 def _error_of_sum(deviations: np.ndarray) -> float:
-    """Return √(n/(n−1) Σ u²), the standard error of a sum over n clusters, from each cluster's
-    deviation u, which add up to zero; NaN for one cluster.
+    """Return √(n/(n−1) Σ u²), the standard error of a sum over n clusters; NaN for one cluster.
+
+    `deviations` holds each cluster's deviation u from the mean; all deviations add up to zero.
     """
     size = len(deviations)
     return math.sqrt(size / (size - 1) * float((deviations**2).sum())) if size > 1 else math.nan

@@ -12,17 +12,18 @@ _TOO_LARGE = ("allocate memory", "out of memory", "Overflow when unpacking", "in
 
 @contextmanager
 def wrap_errors(problem: str, advice: str = "") -> Iterator[None]:
-    """Within a context, turn any exception into a `WakefulError` "problem: message", followed by
+    """Within a context, turn any `Exception` into a `WakefulError` "problem: message", followed by
     `advice`; a `WakefulError` is passed on.
 
-    Includes panics of libraries in Rust, which are not subclasses of `Exception`.
+    A panic of a library in Rust is turned into one too, although it is no `Exception`.
     """
     try:
         yield
     except WakefulError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_panic = type(error).__name__ == "PanicException"
+        if not isinstance(error, Exception) and not is_panic:  # such as KeyboardInterrupt
             raise
         reason = "it does not fit into memory" if lacks_memory(error) else first_line(error)
         raise WakefulError(f"{problem}: {' '.join(reason.split())[:200]}{advice}") from None

@@ -15,9 +15,10 @@ _NOT_IN_CACHE = (LocalEntryNotFoundError, OfflineModeIsEnabled)
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Inside the context, look for the hub's files in the cache alone if there is no network.
+    """Inside the context, make huggingface_hub look for files in its cache alone if there is no
+    network.
 
-    huggingface_hub would ask the hub for each file five times, with pauses, before it looks there.
+    By itself it would ask the hub for each file five times, with pauses, before it looks there.
 
     Raises:
         ConnectionError: there is no network, and the cache lacks a file.

@@ -56,9 +56,13 @@ class Paged(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an ATen operation with an ordinary tensor in place of each `Paged` one, and release
-        the files' pages afterwards; views, and casts to the stored type, stay `Paged`.
+        the files' pages afterwards. A view, and a cast to the stored type, are `Paged` again.
+
+        Raises:
+            RuntimeError: the operation writes to a `Paged` tensor.
         """
-        kwargs, (first, *rest) = kwargs or {}, args
+        kwargs = kwargs or {}
+        first, *rest = args
         if func.is_view and func._can_decompose():  # a `reshape` or `to`, which may copy
             return func.decompose(*args, **kwargs)
         if func.is_view:
@@ -99,8 +103,9 @@ def split_rows(matrix: Tensor) -> Sequence[Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return True if all numbers of a tensor are finite. Only the minimum and maximum of each part
-    are tested: a NaN in it makes both NaN.
+    """Return True if all numbers of a tensor are finite.
+
+    Only the minimum and maximum of each part are tested: a NaN in a part makes both NaN.
     """
     if not tensor.numel():  # aminmax takes no empty tensor
         return True
@@ -191,8 +196,11 @@ def copy_to_file(tensor: Tensor) -> Paged:
 
 
 def store_like(source: Tensor, result: Tensor) -> Tensor:
-    """Return `result`, which was computed from the weight `source`, stored in the same way: in
-    memory, or for a `Paged` weight in a file, floats rounded to the type of the weight's file.
+    """Return `result`, computed from the weight `source`, in the kind of storage that the weight
+    has.
+
+    Of a weight in memory it is returned as it is. Of a `Paged` weight it is moved to a file, in
+    which floats are rounded to the type that the weight has in its own file.
     """
     if not isinstance(source, Paged):
         return result
@@ -214,8 +222,8 @@ def load_weights(model: nn.Module) -> None:
 
 
 def replace_parameter(module: nn.Module, name: str, values: Tensor) -> None:
-    """Replace a module's parameter by `values` in the old parameter's type, in memory or in a file
-    as the old one was.
+    """Replace a module's parameter by `values`, with the dtype, the kind of storage (memory or a
+    file) and `requires_grad` of the old one.
     """
     old = module.get_parameter(name)
     tensor = store_like(old, values.to(old.dtype))
@@ -226,7 +234,8 @@ def page_matrices(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Make the matrices of a loaded model `Paged`, in place, so that they stay in their files;
     return the model.
 
-    They are cast to `dtype` on use. Vectors, buffers and weights that lie in memory are cast here.
+    They are cast to `dtype` on use. Everything else is cast now: vectors, buffers, weights that lie
+    in memory, and weights that `dtype` cannot hold exactly. Weights require no gradients then.
     """
     files = _mapped_files()
     replaced: dict[int, nn.Parameter] = {}  # by the old one's id: a tied weight stays tied
@@ -269,10 +278,12 @@ def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
 
 @contextlib.contextmanager
 def parameters_in_memory(*modules: nn.Module) -> Iterator[None]:
-    """Inside the context, let the parameters of modules be copies in memory that may be written to.
+    """Replace the parameters of modules by copies in memory, which may be written to in the
+    context.
 
-    The copies stay. Only those of `Paged` parameters go back to files at the end, rounded to the
-    type that they had there. After an exception inside the context all copies stay in memory.
+    The copies stay afterwards, except that those of `Paged` parameters go back to files, rounded to
+    the type that the parameters had there. After an exception in the context they stay in memory
+    too.
     """
     parts = [part for module in modules for part in module.modules()]
     originals: dict[int, Tensor] = {}  # by the copy's id
@@ -283,7 +294,8 @@ def parameters_in_memory(*modules: nn.Module) -> Iterator[None]:
                 continue
             if id(parameter) not in copies:
                 copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                copies[id(parameter)], originals[id(copied)] = copied, parameter
+                copies[id(parameter)] = copied
+                originals[id(copied)] = parameter
             part._parameters[name] = copies[id(parameter)]
     yield
     in_files: dict[int, nn.Parameter] = {}  # by the copy's id

@@ -56,23 +56,26 @@ def temporary_path_beside(path: Path) -> Path:
     """Return a free hidden path in the folder of `path`, for a file or folder that is renamed to
     `path` once it is finished.
 
-    Its name has the machine, boot and process that write to it. The first call for a folder removes
-    the temporary paths there of processes that no longer run.
+    Its name identifies the machine, boot and process that write to it. The first call for a folder
+    removes the temporary paths in it whose processes no longer run.
     """
     _remove_abandoned(path.absolute().parent)
     owner = f"{_machine_id()}.{_boot_id()}.{os.getpid()}"
-    short = path.name.encode()[:_NAMED].decode(errors="ignore")
-    return path.with_name(f".{short}.{owner}.{secrets.token_hex(4)}.part")
+    short_name = path.name.encode()[:_NAMED].decode(errors="ignore")  # of at most 160 bytes
+    return path.with_name(f".{short_name}.{owner}.{secrets.token_hex(4)}.part")
 
 
 @functools.cache
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary paths in a folder whose process, on this machine, no longer runs."""
+    """Remove the temporary paths in a folder whose process, on this machine, no longer runs; of
+    several calls for a folder only the first does.
+    """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            match = _PART.fullmatch(path.name)
+            match = _PART.fullmatch(path.name)  # groups: machine, boot, process
             if match is None or match[1] != _machine_id():  # another machine's may still run
                 continue
+            # A process of an earlier boot has ended, even if a new one has its id.
             if match[2] == _boot_id() and _is_running(int(match[3])):
                 continue
             if path.is_dir() and not path.is_symlink():
@@ -87,7 +90,7 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # another user's
+    except (OSError, OverflowError):  # not known: another user's process may not be asked
         return True
     return True
 
@@ -117,8 +120,8 @@ def _boot_id() -> str:
 
 
 def install_folder(part: Path, folder: Path, file: str) -> None:
-    """Rename a finished temporary folder `part` to `folder`, unless another process has finished
-    `folder` meanwhile.
+    """Rename a finished temporary folder `part` to `folder`, or leave it if another process has
+    finished `folder` meanwhile.
 
     Raises:
         OSError: `part` cannot be renamed, and `folder` lacks `file`, which a finished folder has.

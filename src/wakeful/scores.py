@@ -76,9 +76,9 @@ class Score:
 
 
 def paired_difference(score: Score, baseline: Score) -> Estimate | None:
-    """Return score − baseline with its paired standard error, a perplexity's in nats per token.
+    """Return score − baseline with its paired standard error; None if the examples differ.
 
-    None if the examples differ.
+    Of perplexities it is the difference of the losses, in nats per token.
     """
     if score.keys != baseline.keys:
         return None
@@ -100,11 +100,12 @@ def can_combine(scores: Sequence[Score]) -> bool:
 
 
 def combine_scores(scores: Sequence[Score], shares: Sequence[float], task: str) -> Score:
-    """Return a weighted mean of one model's scores as one score over all their examples.
+    """Return a weighted mean of one model's scores, each of another task, as one score called
+    `task` over all their examples.
 
-    With task t of mean m_t, error e_t and share a_t (`shares`, which add up to 1), it is Σ a_t m_t
-    with the error √(Σ a_t² e_t²): examples scatter around their own task's mean, as in a stratified
-    sample. The same holds of the paired difference between two models. `task` names the result.
+    Task t has the mean m_t, the error e_t and the share a_t (`shares` add up to 1). The score is
+    Σ a_t m_t and its error √(Σ a_t² e_t²), as in a stratified sample: examples scatter around the
+    mean of their own task. The same holds for the paired difference between two models.
     """
     mean = sum(share * score.figure for share, score in zip(shares, scores, strict=True))
     num_examples = sum(len(score.keys) for score in scores)
@@ -113,12 +114,14 @@ def combine_scores(scores: Sequence[Score], shares: Sequence[float], task: str) 
     for share, score in zip(shares, scores, strict=True):
         n = len(score.keys)
         scale = num_examples * share / score.weights.sum()
-        # `Figure` multiplies the variance of all N examples by N/(N − 1), this task's by n/(n − 1).
+        # `Figure` multiplies the variance of all N examples by N/(N − 1), where the task's own
+        # error needs n/(n − 1).
         correction = math.sqrt(n / (n - 1) * (num_examples - 1) / num_examples)
         deviations = score.values - score.figure * score.weights
-        weights.append(scale * score.weights)
-        # The common mean, around which the task's examples scatter as around their own.
-        values.append(scale * correction * deviations + mean * weights[-1])
+        task_weights = scale * score.weights
+        weights.append(task_weights)
+        # The examples scatter around the common mean as they did around that of their task.
+        values.append(scale * correction * deviations + mean * task_weights)
     return dataclasses.replace(
         scores[0], task=task, shots=same_shots(scores),
         keys=tuple(f"{score.task}/{key}" for score in scores for key in score.keys),

@@ -13,9 +13,9 @@ def default_torch_state() -> Iterator[None]:
     """Set torch's global state to its defaults within a context: gradients are recorded, new
     tensors are float32 on the CPU, and there is no inference mode, `no_grad` or autocast.
 
-    The random state is restored afterwards. The context decorates every public function, so that
-    `torch.inference_mode()` around a call changes neither GPTQ's weights, which need gradients, nor
-    a measured number.
+    Afterwards the caller's state is back, that of the CPU's random numbers too. The context
+    decorates every public function: so `torch.inference_mode()` around a call neither stops what
+    needs gradients, such as GPTQ's weights of tokens, nor changes a measured number.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -26,7 +26,8 @@ def default_torch_state() -> Iterator[None]:
                 stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        if (dtype := torch.get_default_dtype()) != torch.float32:
+        callers_dtype = torch.get_default_dtype()
+        if callers_dtype != torch.float32:
             torch.set_default_dtype(torch.float32)
-            stack.callback(torch.set_default_dtype, dtype)
+            stack.callback(torch.set_default_dtype, callers_dtype)
         yield

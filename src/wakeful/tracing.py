@@ -18,6 +18,7 @@ def is_readable(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
+    # Look through the wrappers of `torch.func`; of these only that of `vmap` hides the values.
     while _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             return False
@@ -28,7 +29,8 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Return whether a `torch.func` transform (`vmap`, `grad`, `jvp`, …) is active.
+    """Return whether a `torch.func` transform (`vmap`, `grad`, `jvp`, …) is active; False while
+    torch.compile traces.
 
     Functions with hand-written gradients support one derivative of one batch. Under a transform
     they compute by their definition instead, which every transform supports.
@@ -52,7 +54,7 @@ def differentiate(
     """Return the gradient of Σ grad · definition(*inputs) by each input, itself differentiable;
     None for an input that requires no gradient.
     """
-    # Views, since one input may be computed from another.
+    # Views: if one input is computed from another, the other's gradient must not include that path.
     inputs = [tensor.view_as(tensor) for tensor in inputs]
     differentiable = [tensor for tensor in inputs if tensor.requires_grad]
     output = definition(*inputs)

@@ -151,11 +151,13 @@ def draw_lines(
     tooltip: Tips, *, at: str = "layer", legend: alt.Legend | None = None,
     points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (),
 ) -> Drawing:  # fmt: skip
-    """Draw a line over the column `at` for each name in `by`, distinguished by color and dash.
+    """Draw `y` over `x` as a line for each name in the column `by`, distinguished by color and
+    dash; `points` also marks every value.
 
-    A band spans the columns low and high where the frame has them. Without `legend` the page's own
-    legend switches names on and off; with it a click on a name fades the others. Lines of one name
-    with different values of `detail` are not connected. `under` is drawn first.
+    `at` is the column that `x` shows; at a sample of its values the pointer finds a tooltip. A band
+    spans the columns low and high where the frame has them. Without `legend` the page's own legend
+    switches names on and off; with it a click on a name fades the others. Lines of one name with
+    different values of `detail` are not connected. `under` is drawn first.
     """
     frame = round_digits(frame, 5)
     selection = alt.selection_point(fields=[by], bind="legend")
@@ -183,7 +185,7 @@ def draw_lines(
                 opacity=band_opacity,
             )
         )
-    # Tooltips at a sample of the horizontal positions: more points would be slow to draw.
+    # Tooltips at a sample of the positions: more points would be slow to draw.
     positions = frame[at].unique().sort()
     sampled = positions.gather_every(max(1, len(positions) // _PLACES))
     tooltip_base = alt.Chart(frame.filter(pl.col(at).is_in(sampled.implode()))).encode(
@@ -204,8 +206,10 @@ def scatter(
     frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
     tooltip: Tips, *, height: int,
 ) -> Drawing:  # fmt: skip
-    """Draw a point for each row, with the color and shape of its name in the column `by`; the
-    page's legend switches names on and off.
+    """Draw a point at (x, y) for each row of `frame`, with the color and shape of its name in the
+    column `by`, one of `names`. The page's legend switches names on and off.
+
+    The chart takes the width of its container and is `height` pixels high.
     """
     base = alt.Chart(frame).encode(x=x, color=encode_colors(by, names, legend=None))
     shape = encode_names(alt.Shape, by, names, shapes(names), legend=None)
@@ -219,11 +223,11 @@ def draw_intervals(
     shape: Any = alt.Undefined, tooltip: Tips = (), row: int = 34,
     under: Sequence[alt.Chart] = (), over: Sequence[alt.Chart] = (),
 ) -> Drawing:  # fmt: skip
-    """Draw a row for each name in the column `by`, in `order`: a point at `x`, and a bar from the
-    column low to high where these are not null.
+    """Draw each row of `frame` at the height of its name in the column `by`, the names in `order`:
+    a point at `x`, and a bar from the column low to the column high where these are not null.
 
-    `row` is a row's height in pixels; `under` and `over` are drawn before and after, `over` in the
-    same rows.
+    A row has `row` pixels of height. `under` is drawn first; `over` is drawn last, each of its
+    marks at the height of its name.
     """
     y = alt.Y(f"{by}:N", title=None, sort=list(order))
     base = alt.Chart(round_digits(frame)).encode(y=y, color=color)
@@ -251,8 +255,8 @@ def round_digits(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
 def wide(chart: Drawing, height: int) -> Drawing:
     """Change a chart to take the width of its container, axes and legends included, and return it.
 
-    `height` is in pixels: one that follows the number of rows (`step`) Vega-Lite would drop, with a
-    warning on the console.
+    `height` is in pixels. (In a chart of this width Vega-Lite drops a height per row, `step`, with
+    a warning on the console.)
     """
     autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
     # Set in place: `properties` would copy the chart with its data.
@@ -261,10 +265,16 @@ def wide(chart: Drawing, height: int) -> Drawing:
 
 
 def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
-    """Write a chart, under a title, as .svg, .png or .pdf; no browser is needed."""
+    """Write a chart, under a title, as .svg, .png or .pdf, and return the path; no browser is
+    needed.
+
+    Raises:
+        WakefulError: the path has another suffix, or the file cannot be written.
+    """
     path = Path(path)
     spec = standalone_spec(specification(chart), title=title)
-    if (suffix := path.suffix.lower()) not in _WRITERS:
+    suffix = path.suffix.lower()
+    if suffix not in _WRITERS:
         raise WakefulError(f"charts are written as .svg, .png or .pdf, not {suffix!r}")
     content = _WRITERS[suffix](spec)
     with replace_atomically(path) as temporary:
@@ -288,7 +298,7 @@ def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> 
     names: set[str] = set()
     for title, chart in charts:
         name = slug(title)
-        if name in names:  # titles may differ in signs alone
+        if name in names:  # titles may differ only in signs that a slug leaves out
             name = f"{name}-{len(names)}"
         names.add(name)
         for suffix in formats:
@@ -303,19 +313,19 @@ def slug(title: str) -> str:
 def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
     """Return the specification of a chart as a picture outside a page.
 
-    It gets a title, the legends that a page draws for all of its charts, and as a text the first
-    choice of its drop-down list. `width`, in pixels, is for a chart that would fill a page's width.
-    What only a pointer shows is left out.
+    It gets the title `title`, the legends that a page draws for all of its charts, and, as a
+    subtitle or without a title in its place, the first choice of its drop-down list. `width`, in
+    pixels, is for a chart that fills the width of a page. What only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
-    chosen = _first_choice(spec)
-    if title or chosen:  # without a title the choice stands in its place
-        text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
-        spec["title"] = {"text": text, "subtitle": chosen if title else ""}
-    if "layer" in spec:
+    choice = _first_choice(spec)
+    if title or choice:
+        lines = textwrap.wrap(drawable(title) or choice, width // _TITLE)
+        spec["title"] = {"text": lines, "subtitle": choice if title else ""}
+    if "layer" in spec:  # without the points that follow the pointer, and their parameters
         spec["layer"] = [layer for layer in spec["layer"] if layer.get("description") != _NEAREST]
     if "params" in spec:
-        # The parameter of a point that follows the pointer has select = {"nearest": true, ...}.
+        # Such a parameter has select = {"nearest": true, ...}.
         spec["params"] = [p for p in spec["params"] if "nearest" not in p.get("select", ())]
     if spec.get("width") == "container":
         spec["width"] = width
@@ -350,21 +360,24 @@ def _encodings(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def add_legends(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a specification in which the `legends` that a page draws are the chart's
-    own; the specification itself if there are none.
+    """Return a copy of a specification to which the legends are added that a page would draw for it
+    (`legends`); the specification itself if there are none.
     """
-    if not (options := legends(spec)):
+    options_by_field = legends(spec)
+    if not options_by_field:
         return spec
+    # Only the two parts that change are copied, without the chart's data.
     spec = spec | {key: copy.deepcopy(spec[key]) for key in ("layer", "encoding") if key in spec}
     for encoding in _encodings(spec):
-        for name in encoding.keys() & {"color", "shape", "strokeDash"}:
-            if (field := encoding[name].get("field")) in options:
-                encoding[name]["legend"] = options[field]
+        for channel in encoding.keys() & {"color", "shape", "strokeDash"}:
+            field = encoding[channel].get("field")
+            if field in options_by_field:
+                encoding[channel]["legend"] = options_by_field[field]
     return spec
 
 
 def _first_choice(spec: dict[str, Any]) -> str:
-    """Return the label of the choice that a chart's drop-down list has at first; "" for no list."""
+    """Return the label of the choice with which a chart's drop-down list starts; "" for no list."""
     for parameter in spec.get("params", ()):
         if "labels" in parameter.get("bind", ()):
             return parameter["bind"]["labels"][parameter["value"]]
@@ -374,7 +387,8 @@ def _first_choice(spec: dict[str, Any]) -> str:
 def specification(chart: Drawing) -> dict[str, Any]:
     """Return a chart as a Vega-Lite specification with all of its data.
 
-    JSON has no NaN and no infinity, so that they become null. Text passes through `drawable`.
+    JSON has no NaN and no infinity: they become null. Characters that cannot be drawn are replaced
+    (`drawable`).
     """
     with alt.data_transformers.enable("default", max_rows=None):
         return _drawable_values(chart.to_dict(validate=schemapi.DEBUG_MODE))
@@ -426,7 +440,9 @@ def drawable(text: str) -> str:
 
 
 def _drawable_values(value: Any) -> Any:
-    """Replace, at every depth, text by `drawable` and numbers that are not finite by None."""
+    """Return a copy of nested dicts and lists in which texts are `drawable`, and numbers that are
+    not finite are None.
+    """
     if isinstance(value, dict):
         return {key: _drawable_values(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -30,10 +30,10 @@ def write_page(report: Report, path: str | Path, figures: Sequence[str] = ()) ->
     """Write a report as one page that needs no network, and return its path; it replaces an old
     page atomically.
 
-    The charts are written too, in the formats of `figures`, to the folder "figures" beside it.
+    With `figures` the charts are also written in these formats, to the folder "figures" beside it.
 
-    Every value is escaped. The page's Content-Security-Policy allows no scripts but our two, by
-    their hashes, so that a browser would refuse a script in a value even so.
+    Every value is escaped. In addition the page's Content-Security-Policy allows no scripts but our
+    two, by their hashes: a browser would refuse a script in a value.
     """
     scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
     template = _template_environment().get_template("report.html.j2")
@@ -74,7 +74,7 @@ def _template_environment() -> jinja2.Environment:
         "kind": lambda part: type(part).__name__,
     }  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals["next_id"] = itertools.count(1).__next__
+    environment.globals["next_id"] = itertools.count(1).__next__  # for the ids of elements
     return environment
 
 
@@ -101,17 +101,21 @@ def _hash(script: str) -> str:
 
 
 def _pack_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a specification with its data by column, a third of the size, which page.js unpacks.
+    """Return a specification with its data by column, which is a third of the size; page.js unpacks
+    it.
 
-    As "usermeta" it gets the options of the legends that page.js adds to saved pictures.
+    Its "usermeta" gets the options of the legends that page.js adds to a picture that a reader
+    saves.
     """
     tables = {name: _pack_rows(rows) for name, rows in spec.get("datasets", {}).items()}
     return spec | {"datasets": tables, "usermeta": {"legends": charts.legends(spec)}}
 
 
 def _pack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the number of rows and their columns by name; a column of text as its distinct values
-    ("names") and each row's index into them ("at").
+    """Return a table by column: the number of "rows", and "columns" by name.
+
+    A column of numbers is a list. A column of text has its distinct values, "names", and for each
+    row the index of its value, "at".
     """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -137,7 +141,7 @@ def vega_bundle() -> str:
     path = default_cache_dir() / "vega" / f"vega-{metadata.version('vl-convert-python')}.js"
     with contextlib.suppress(OSError):
         return path.read_bytes().decode("utf-8")
-    # Its type stub forgets that the snippet may be left out.
+    # The library's type stub wrongly demands an argument.
     script = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
     with contextlib.suppress(OSError, WakefulError):  # a page does not depend on the cache
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -113,11 +113,11 @@ class MeasuredResult(Result):
 def first_process_display(
     display: DisplayFactory | None, name: str, world: World
 ) -> Iterator[Display]:
-    """Open the display named `name`, by default a bar on a terminal; of several processes only the
-    first shows it.
+    """Open the display of the work called `name`: `display`, by default a bar on a terminal. Of
+    several processes only the first shows it; the others get one that shows nothing.
     """
     if not world.first:
-        yield Display()  # which shows nothing
+        yield Display()
         return
     with (display or default_display)(name) as show:
         yield show

@@ -36,7 +36,7 @@ def _render_part(part: Part) -> list[RenderableType]:
             lines = [_line(text, "dim" if style else "")]
         case BulletList(entries):
             lines = [_line(f"  {line}") for line in entries]
-        case Facts(entries, True):  # brief ones
+        case Facts(entries, True):  # with `brief` True
             lines = [_grid(entries)]
         case Findings(by_model, level_names):
             for name, model_findings in by_model.items():

@@ -97,11 +97,11 @@ TERMS = {
 def explain(name: str) -> str:
     """Return the glossary's line for a figure; "" for a name without one.
 
-    `name` may be a figure, one with suffixes ("kurtosis_first"), or a chart's expression with a
-    parameter such as "metric='x'".
+    `name` may be a figure, a figure with suffixes ("kurtosis_first"), or a chart's expression with
+    a parameter metric, figure or curve, which is looked up ("chart(metric='kurtosis')").
     """
-    parameter = re.search(r"(?:metric|figure|curve)=(['\"])(.+?)\1", name)
-    figure = re.split("[@(]", parameter[2] if parameter else name)[0]
+    quoted_parameter = re.search(r"(?:metric|figure|curve)=(['\"])(.+?)\1", name)
+    figure = re.split("[@(]", quoted_parameter[2] if quoted_parameter else name)[0]
     while figure and figure not in TERMS:  # drop one suffix after the other
         figure = figure.rpartition("_")[0]
     return TERMS.get(figure, "")

@@ -80,8 +80,8 @@ class Table:
 
     @property
     def for_terminal(self) -> Iterator[tuple[str, list[Cell]]]:
-        """Name and cells of each column that a terminal shows: those named in `terminal`, or all,
-        and always the first.
+        """Name and cells of each column that a terminal shows: the first, and those named in
+        `terminal` (all if it is None).
         """
         for number, name in enumerate(self.columns):
             if self.terminal is None or number == 0 or name in self.terminal:
@@ -145,14 +145,15 @@ class Findings:
     @property
     def table(self) -> Table:
         """Findings as rows, models as columns: every model has the same findings in one order."""
-        rows = [
-            [Cell(of_models[0].title, under=[of_models[0].band]), *(
+        rows: list[list[Cell]] = []
+        for findings in zip(*self.by_model.values(), strict=True):  # one finding on each model
+            heading = Cell(findings[0].title, under=[findings[0].band])
+            verdicts = [
                 Cell(self.level_names[finding.level], finding.text, level=finding.level,
                      style="bold")
-                for finding in of_models
-            )]
-            for of_models in zip(*self.by_model.values(), strict=True)
-        ]  # fmt: skip
+                for finding in findings
+            ]  # fmt: skip
+            rows.append([heading, *verdicts])
         columns = ["finding", *self.by_model]
         return Table(columns, rows, "Verdict on each model", "words", colored=True)
 
@@ -219,8 +220,8 @@ class Report:
 
 
 def _brief_sentences(parts: Iterable[Part]) -> Iterator[str]:
-    """Yield the sentences of plain texts (no notes or caveats), brief facts and findings among the
-    parts.
+    """Yield the sentences of the given parts: of texts without a style (no notes or caveats), of
+    brief facts ("term: description") and of findings.
     """
     for part in parts:
         if isinstance(part, Text) and not part.style:
@@ -243,29 +244,31 @@ def _iterate_charts(parts: Iterable[Part | Section]) -> Iterator[Chart]:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return "a, b and c"; nothing of no names."""
+    """Return "a, b and c"; "" without names."""
     *before, last = [*map(str, names)] or [""]
     return f"{', '.join(before)} and {last}" if before else last
 
 
 def rough(value: float) -> str:
     """Return a number with three significant digits: "58,900", "7.31"."""
-    if value <= 0:  # without a logarithm
+    if value <= 0:  # it has no logarithm
         return f"{value:g}".replace("-", "−")
-    decimals = 2 - math.floor(math.log10(value))  # negative: also digits before the point are 0
+    decimals = 2 - math.floor(math.log10(value))  # negative for numbers that end in zeros
     return f"{round(value, decimals):,.{max(0, decimals)}f}"
 
 
 def terms(entries: Iterable[tuple[str, str]]) -> Facts:
-    """Return the glossary's explanations of (name, figure) pairs, by name.
+    """Return the glossary's explanations of figures under the names of the pairs (name, figure).
 
-    Names without an explanation are left out, and of several with the same one all but the first.
+    A name without an explanation is left out, as is one whose explanation an earlier name has.
     """
-    name_of_line: dict[str, str] = {}
+    name_by_explanation: dict[str, str] = {}
     for name, figure in entries:
-        if line := explain(figure):
-            name_of_line.setdefault(line, name)
-    return Facts([(name, line) for line, name in name_of_line.items()], brief=False)
+        explanation = explain(figure)
+        if explanation:
+            name_by_explanation.setdefault(explanation, name)
+    facts = [(name, explanation) for explanation, name in name_by_explanation.items()]
+    return Facts(facts, brief=False)
 
 
 _CALLED = {"kl": "KL", "first_key_share": "sink", "bos_mass_other": "attention on BOS"}

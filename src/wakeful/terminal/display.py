@@ -126,8 +126,10 @@ class ProgressLines(Display):
             self.note(f"{name} {done}{total_text}{self._time_left(name, done, total)}")
 
     def _is_line_due(self, name: str, done: int, total: int | None) -> bool:
-        """Return True for the first and the last report of a work, and otherwise where the last
-        line is `_SECONDS_BETWEEN_LINES` old; remember the time of the line.
+        """Return True if a line is to be printed: for the first and the last report of the work
+        called `name`, and when its last line is `_SECONDS_BETWEEN_LINES` old.
+
+        Remembers the time of the line, and the work's start.
         """
         now = time.monotonic()
         self._starts.setdefault(name, (now, done))
@@ -149,22 +151,27 @@ class ProgressLines(Display):
 
 
 def format_size(done: int, total: int | None) -> str:
-    """Format bytes done and their total in a common unit: "1.2 of 3.0 MB"."""
+    """Format bytes done and their total in a common unit: "1.2 of 3.0 MB"; without a total that is
+    unknown or reached, "3.0 MB".
+    """
     largest = max(done, total or 0)
-    units = (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 1), ("bytes", 1.0, 0))
-    # The largest unit that fits; bytes where both are 0.
-    unit, scale, decimals = next((entry for entry in units if largest >= entry[1]), units[-1])
+    unit, scale, decimals = "bytes", 1.0, 0
+    for larger_unit, larger_scale in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if largest >= larger_scale:
+            unit, scale, decimals = larger_unit, larger_scale, 1
     total_text = f" of {total / scale:.{decimals}f}" if total and total != done else ""
     return f"{done / scale:.{decimals}f}{total_text} {unit}"
 
 
 def format_duration(seconds: float) -> str:
     """Format seconds in the unit that suits them: "40 s", "4 min", "2.5 h", "3.1 days"."""
-    if seconds < 99.5:
+    if seconds < 99.5:  # up to "99 s"
         return f"{max(1, round(seconds))} s"
-    if seconds < 5_700:
+    if seconds < 5_700:  # 95 minutes
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 170_000 else f"{seconds / 86_400:.1f} days"
+    if seconds < 170_000:  # 47 hours
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} days"
 
 
 @contextlib.contextmanager

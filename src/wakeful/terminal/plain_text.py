@@ -35,8 +35,8 @@ def escape_controls(text: str, *, keep: str = "") -> str:
 
 
 def escape_markdown(text: object) -> str:
-    """Escape a text for one line of Markdown, so that no part of it is read as a link, an HTML
-    element, code or the start of a block.
+    """Escape a text for one line of Markdown: its special characters, so that no part is read as a
+    link, an HTML element or code, and a first character that would begin a block.
     """
     line = re.sub(r"([\\`*\[\]<>|])", r"\\\1", escape_controls(str(text)).strip())
     return re.sub("^([#+=~-])", r"\\\1", line)
@@ -49,7 +49,8 @@ def decode_utf8(data: bytes, name: str | Path, *, offset: int = 0) -> str:
         WakefulError: the data is in another encoding.
     """
     head = data[:_HEAD]
-    if offset == 0 and 4 * head.count(0) > len(head):  # zeros are valid UTF-8
+    # Zeros are valid UTF-8, but a quarter of a text's bytes only in UTF-16 or UTF-32.
+    if offset == 0 and 4 * head.count(0) > len(head):
         raise WakefulError(
             f"{name}: not UTF-8 text, but like UTF-16 or UTF-32{_conversion_hint(name)}"
         )
