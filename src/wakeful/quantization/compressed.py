@@ -357,7 +357,7 @@ def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
     groups are.
     """
     strategy = "group" if grid.group else grid.per
-    if strategy == "head":
+    if strategy == "head":  # in the format's own word:
         strategy = "attn_head"
     if grid.two_scales:
         strategy = "tensor_group"

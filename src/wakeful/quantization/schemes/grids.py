@@ -101,8 +101,9 @@ class Grid(FieldVariant, ABC):
         """Raise `WakefulError` if the number of bits or the size of groups is not possible."""
         if not 2 <= self.bits <= 8:
             raise WakefulError(f"a grid has 2 to 8 bits, got {self.bits}")
-        shared = self.per == "head" or (self.per == "tensor" and not self.two_scales)
-        if self.group and (self.group < 2 or shared):
+        # Groups have no scales of their own if all channels share one.
+        channels_share = self.per == "head" or (self.per == "tensor" and not self.two_scales)
+        if self.group and (self.group < 2 or channels_share):
             raise WakefulError(
                 f"a group is of 2 or more input channels of a channel or a token, not {self.group} "
                 f"per {self.per}"
