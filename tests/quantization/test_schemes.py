@@ -256,7 +256,7 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
         ("scheme(weights=int8)", "unknown grid or method 'int8'; there are .*absmax, .*smooth$"),
         (
             "scheme(weights=absmax(bits=8, per='group'))",
-            "per must be 'channel' or 'token' or 'tensor', got 'group'",
+            "per must be 'channel' or 'token' or 'head' or 'tensor', got 'group'",
         ),
         ("absmax(bits=8, per='tensor')", "a scheme says of which tensor"),
         ("scheme(weights=fine)", "scheme: weights must be .*Grid"),
