@@ -129,8 +129,10 @@ def _import_copyable(name: str) -> ModuleType:
 
 
 def _rewrite_imports(module: ModuleType) -> tuple[str, list[str]]:
-    """Rewrite a module's imports of other modules that are copied to an export as imports of their
-    copies (`from .wakeful__model__decoder import …`); return the source, and the modules' names.
+    """Return the source of a module for an export, and the names of the modules that it imports and
+    that are copied as well.
+
+    Imports of these become relative, such as `from .wakeful__model__decoder import …`.
 
     Raises:
         WakefulError: an import of such a module cannot be rewritten.

@@ -199,7 +199,8 @@ def _sentencepiece_fields(
     is minus the rank of its merges in the tokenizer's own list.
 
     Raises:
-        WakefulError: llama.cpp would not merge in the order of that list.
+        WakefulError: llama.cpp would not merge in the order of that list, a byte has no token, or
+            spaces are written in another way than by SentencePiece.
     """
     merge_pairs = read_merges(table["model"])
     normal = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}

@@ -69,6 +69,10 @@ def read_exported_decoder(
     """Load the decoder from a folder that was exported as our own Transformers class.
 
     `max_length` 0 keeps the model's context, and `dtype` None the stored types.
+
+    Raises:
+        WakefulError: the configuration or a file of weights is damaged, or a tensor is missing,
+            unexpected or of another shape than the configuration's.
     """
     family, config = convert_hf_config(read_config(folder), max_length)
     with Shards(folder) as tensors:
@@ -81,6 +85,10 @@ def read_gguf_decoder(
     """Load the decoder from a GGUF file that wakeful wrote.
 
     `max_length` 0 keeps the model's context, and `dtype` None gives float32.
+
+    Raises:
+        WakefulError: the file is damaged, or a tensor is missing, unexpected or of another shape
+            than the stored configuration's.
     """
     stored_config = read_gguf_config(path)
     assert stored_config is not None  # None: another program wrote the file

@@ -15,7 +15,8 @@ from wakeful.variants import build
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a Gemma 2 or of the text part of a Gemma 3 to ours.
+    """Convert the configuration of a Gemma 2 or of the text part of a Gemma 3 to ours, with a
+    context of `max_length` tokens (0: its own).
 
     Raises:
         WakefulError: our decoder cannot represent it.
@@ -60,8 +61,8 @@ def _local_theta(config: PreTrainedConfig) -> float:
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Gemma 3 where queries and keys are normalized
-    (`qk_norm`), else of a Gemma 2.
+    """Return the nearest configuration of a Gemma 3 if queries and keys are normalized (`qk_norm`),
+    else of a Gemma 2. What such a model cannot have is left out.
     """
     heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
     common: dict[str, Any] = llama.shared_fields(config) | {

@@ -63,7 +63,9 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a GPT-2, without dropout."""
+    """Return the nearest configuration of a GPT-2, without dropout. What a GPT-2 cannot have is
+    left out.
+    """
     return GPT2Config(
         **base.transformers_fields(config, _FIELD_NAMES),
         activation_function=base.GELU_NAMES.get(config.mlp, "gelu_new"),

@@ -19,7 +19,8 @@ _FIELD_NAMES = base.COMMON_FIELDS | {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a GPT-NeoX to ours.
+    """Convert the configuration of a GPT-NeoX to ours, with a context of `max_length` tokens (0:
+    its own).
 
     Raises:
         WakefulError: our decoder cannot represent it.
@@ -42,7 +43,7 @@ def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a GPT-NeoX."""
+    """Return the nearest configuration of a GPT-NeoX. What a GPT-NeoX cannot have is left out."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
     fields = base.transformers_fields(config, _FIELD_NAMES)

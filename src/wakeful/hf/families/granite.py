@@ -30,7 +30,8 @@ SWA: type[Any] | None = getattr(transformers, "GraniteSWAConfig", None)
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a Granite, or of a Granite SWA (with sinks), to ours.
+    """Convert the configuration of a Granite, or of a Granite SWA (with sinks), to ours, with a
+    context of `max_length` tokens (0: its own).
 
     Raises:
         WakefulError: our decoder cannot represent it.
@@ -99,8 +100,8 @@ def _add_sinks(config: PreTrainedConfig, decoder_config: ModelConfig) -> ModelCo
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Granite SWA where our decoder has sinks (softmax-1) and
-    Transformers has that class, else of a Granite.
+    """Return the nearest configuration of a Granite SWA if our decoder has sinks (softmax-1) and
+    Transformers has that class, else of a Granite. What such a model cannot have is left out.
     """
     common: dict[str, Any] = llama.shared_fields(config) | {
         "head_dim": config.shape.head_width,

@@ -35,7 +35,8 @@ _NORMS = {
 
 
 def from_hf_config(config: PreTrainedConfig, max_length: int) -> ModelConfig:
-    """Convert the configuration of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 to ours.
+    """Convert the configuration of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 to ours, with a
+    context of `max_length` tokens (0: its own).
 
     Raises:
         WakefulError: our decoder cannot represent it.
@@ -60,7 +61,8 @@ def shared_config(config: PreTrainedConfig, max_length: int, layer_type: str = "
     """Convert to ours the fields that the configurations of Llama and similar architectures (Gemma,
     Granite, Phi-3 …) have in common. The caller adds the others.
 
-    `layer_type` selects the RoPE where the configuration has one per type of layer.
+    The context has `max_length` tokens (0: the configuration's own). `layer_type` selects the RoPE
+    where the configuration has one per type of layer.
 
     Raises:
         WakefulError: the RoPE or the context length cannot be represented.
@@ -99,7 +101,8 @@ def _layers_without_rope(config: Any) -> tuple[int, ...]:
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
     """Return the configuration of the nearest of these architectures, the first that fits: SmolLM3
     if local layers have no RoPE, Qwen3 if queries and keys are normalized, Mistral if layers have a
-    window, Qwen2 if only queries, keys and values have biases, else Llama.
+    window, Qwen2 if only queries, keys and values have biases, else Llama. What such a model cannot
+    have is left out.
     """
     common: dict[str, Any] = shared_fields(config) | {"head_dim": config.shape.head_width}
     attention_bias = config.out_bias  # in Transformers: of all four projections or of none

@@ -12,11 +12,10 @@ from wakeful.hf.families.base import Link
 
 
 def to_hf_config(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Phi-3."""
+    """Return the nearest configuration of a Phi-3. What a Phi-3 cannot have is left out."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
     fields = llama.shared_fields(config)
-    # Without a scaling of RoPE: the nearest configuration is then that of another model.
     fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip
