@@ -134,6 +134,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_a_layer_that_no_format_fits_is_saved_in_full_precision(
+    folder: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("def return value layer for in range and the river went down " * 60)
+    wide_groups = "scheme(weights=absmax(bits=4, per='channel', group=128))"
+    result = wakeful.quantize(
+        str(folder), wide_groups, bits=28.0, calibration_sequences=6, text=str(text), length=16,
+        num_sequences=2, device="cpu", save=str(tmp_path / "small"),
+    )  # fmt: skip
+    # Only the inputs of `down_proj`, 128 channels, are whole groups.
+    names = set(quantized_layers(result.model.module))
+    assert names == {f"model.layers.{layer}.mlp.down_proj" for layer in range(2)}
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    assert {name for name in stored if name.endswith("scale")} == {
+        f"{name}.weight_scale" for name in names
+    }
+
+
+@pytest.mark.slow
 def test_a_file_of_chosen_formats_is_written_with_its_proof(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -200,7 +200,8 @@ class _Quantizer:
             check_cache_support(loaded.module)
         if options.save and not self._for_llama_cpp:
             to_save = self._schemes_to_save(layers)
-            check_compressed(prepared, to_save, layers, _tokenizer_to_write(loaded))
+            layers_to_save = {name: layers[name] for name in to_save}
+            check_compressed(prepared, to_save, layers_to_save, _tokenizer_to_write(loaded))
         length = options.length_for(loaded.context)
         text = choose_data(loaded, options, self.data)
         sequences = self._read_sequences(loaded, text, length)
@@ -296,8 +297,8 @@ class _Quantizer:
     def _layers_to_quantize(self, prepared: nn.Module) -> dict[str, nn.Module]:
         """Return the layers to quantize, by name.
 
-        There are none if all schemes quantize the cache alone. With --bits the output head stays in
-        full precision, except for llama.cpp: these bits are of the other layers.
+        There are none if all schemes quantize the cache alone. With --bits, whose budget is of the
+        other layers, the output head is left out; for llama.cpp it is one of the layers.
         """
         if all(scheme.weights is None for scheme in self.schemes):
             return {}
@@ -333,24 +334,27 @@ class _Quantizer:
         )  # fmt: skip
 
     def _schemes_to_save(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
-        """Return the scheme in which each layer will be saved, by the layer's name.
+        """Return the scheme in which each quantized layer will be saved, by the layer's name.
 
         If a format is yet to be chosen for each layer, the first that fits the layer stands for it:
-        this is to check early whether the file can hold the layers.
+        this is to check early whether the file can hold the layers. A layer that no format fits
+        stays in full precision, and is left out.
         """
         if self.engine is None:
             return dict.fromkeys(layers, self.schemes[0])
-        return {
-            name: next(scheme for scheme in self.schemes if scheme_fits(layer, scheme))
-            for name, layer in layers.items()
-        }
+        schemes_by_layer: dict[str, Scheme] = {}
+        for name, layer in layers.items():
+            fitting = [scheme for scheme in self.schemes if scheme_fits(layer, scheme)]
+            if fitting:
+                schemes_by_layer[name] = fitting[0]
+        return schemes_by_layer
 
     def _read_sequences(self, loaded: Model, text: EvaluationData, length: int) -> list[Tensor]:
         """Return token ids (1, `length`) of sequences: those to measure on come first, then those
         to calibrate on, and last those to train scales on.
 
-        The first are from `text`. The others are from the calibration texts, or, if there are none,
-        follow the first in `text`.
+        Sequences to measure on are from `text`. The others are from the calibration texts, or, if
+        there are none, they follow the measured ones in `text`.
 
         Raises:
             WakefulError: a sequence would be both measured and calibrated on.
