@@ -37,8 +37,8 @@ def attend(
     Args:
         q, k, v: heads in one dtype; G divides H and each key head serves H / G query heads.
         scale: factor of the logits q · k.
-        sink: s, where e^s is added to the denominator: (H,), or (B, L, H) to differ by query; None
-            for the ordinary softmax.
+        sink: s, where e^s is added to the softmax's denominator: (H,), or (B, L, H) to differ by
+            query; None for the ordinary softmax.
         keep: mask in place of causality, such as for padding: True where a query sees a key. A
             query that sees nothing gets zeros.
 
@@ -47,11 +47,11 @@ def attend(
             this dtype and device.
     """
     q, k, v = _to_autocast_dtype(q, k, v)
-    queries, keys = q.shape[1], k.shape[1]
-    if keep is None and queries == keys:  # then kernels can be causal without a mask
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    if keep is None and num_queries == num_keys:  # then kernels can be causal without a mask
         return _run_kernel(q, k, v, sink, keep=None, causal=True, scale=scale)
-    if keep is None and queries > 1:  # a single query, the last token, sees all keys
-        keep = causal_mask(queries, keys, q.device)
+    if keep is None and num_queries > 1:  # a single query, the last token, sees all keys
+        keep = causal_mask(num_queries, num_keys, q.device)
     return _run_kernel(q, k, v, sink, keep=keep, causal=False, scale=scale)
 
 
@@ -68,7 +68,7 @@ def attend_by_definition(
     of logits.
 
     `weigh` takes logits (B, H, L, S) in float32 or wider, −∞ where a query does not see a key, and
-    returns the weights. The mask `keep` is True where it does; None is causal.
+    returns the weights. `keep` is True where a query sees a key; None stands for causal attention.
     """
     q, k, v = _to_autocast_dtype(q, k, v)
     if keep is None:
@@ -79,13 +79,15 @@ def attend_by_definition(
     return out.to(q.dtype)
 
 
-def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "1 L S"]:
-    """Return a mask, True where a query sees a key: its own token's and those of earlier tokens.
-    There is a key for every token, and a query for each of the last tokens.
+def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "1 L S"]:
+    """Return the causal mask, True where a query sees a key: the keys of its token and of earlier
+    ones.
+
+    Every token has a key; the queries are those of the last `num_queries` tokens.
     """
-    position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
-    key = torch.arange(keys, device=device)
-    return (key <= position).unsqueeze(0)
+    query_position = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
+    key_position = torch.arange(num_keys, device=device)
+    return (key_position <= query_position).unsqueeze(0)
 
 
 def explicit_attention(
@@ -100,7 +102,7 @@ def explicit_attention(
     """Return (attention output, weights) by their definition, with the whole matrix of weights.
 
     Kernels are tested against this. It computes in the inputs' dtype. `sink` is s, where e^s is
-    added to the denominator; the mask `keep` is True where a query sees a key.
+    added to the softmax's denominator; the mask `keep` is True where a query sees a key.
     """
     return _weigh_values(q, k, v, functools.partial(sink_softmax, sink=sink), scale, keep)
 
@@ -141,8 +143,8 @@ def _run_kernel(
 ) -> Tensor:
     """Return attention (B, L, H, d) by a fused kernel: torch's own, or ours for a sink.
 
-    The mask `keep` is True where a query sees a key; None is no mask. `causal` hides later keys,
-    without a mask.
+    The mask `keep` is True where a query sees a key; None is no mask. With `causal`, for as many
+    queries as keys, the kernel itself hides later keys.
 
     Raises:
         WakefulError: our kernel does not support this dtype and device.

@@ -79,8 +79,8 @@ class Heads(HasRoles, nn.Linear):
     ) -> None:
         """Make the projection of `width` channels to all heads.
 
-        `norm` will normalize the heads, and `rotary` names the flow's rotation of them, "" for
-        none.
+        `norm` will normalize the heads. `rotary` names the rotation of the forward pass (RoPE
+        table) that they get, "" for none.
         """
         super().__init__(width, num_heads * head_width, bias=bias)
         self.heads = num_heads
@@ -138,7 +138,10 @@ class StoredPrefix(HasRoles, nn.Module):
     default_role = Role()
 
     def __init__(self, num_tokens: int, shape: Shape, *, keys: bool, values: bool) -> None:
-        """Create the stored `keys` and `values`, as zeros; None for those that a layer borrows."""
+        """Create the stored keys and values, as zeros.
+
+        A layer that borrows its keys or its values passes False for them, and nothing is stored.
+        """
         super().__init__()
         size = (num_tokens, shape.num_kv_heads, shape.head_width)
         self.keys = nn.Parameter(torch.zeros(size)) if keys else None
@@ -282,11 +285,12 @@ class Attention(HasRoles, nn.Module):
         later layers read.
 
         The three inputs (B, L, D) are projected into queries, keys and values. The routes of this
-        layer, which may change heads before attention and its output afterwards, see `x`. `flow` is
-        the state of the forward pass: masks, rotary angles, the cache, into which new keys and
-        values are written, and the tensors of earlier layers.
+        layer may change the heads (`mix`), the attention (`attend`) and its output (`correct`);
+        they see `x`. `flow` is the state of the forward pass: masks, rotary angles, the cache, into
+        which new keys and values are written, and the tensors of earlier layers.
         """
-        raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
+        projected = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
+        mixed = projected
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
         queries = mixed.q if self.turn is None else self.turn(mixed.q)
@@ -302,7 +306,8 @@ class Attention(HasRoles, nn.Module):
             new_values = values[:, -x.shape[1] :]  # without those in a cache or a stored prefix
             u = route.correct(self.layer, x, u, new_values, flow.memory)
         tensors: dict[Kind, Tensor] = {
-            "query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values
+            "query": projected.q, "key": projected.k, "value": projected.v,
+            "keys": keys, "values": values,
         }  # fmt: skip
         shared = {Read(kind, self.layer): tensors[kind] for kind in self.shared_kinds}
         return self.out(u.flatten(2)), shared

@@ -35,8 +35,9 @@ class MLP(HasRoles, nn.Module):
     def __init__(
         self, name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False
     ) -> None:
-        """Make the layers of the kind of network `name`, with `hidden` hidden channels, which are
-        rotated before `down` if `turned`.
+        """Make the layers of a network of the kind `name` with `hidden` hidden channels.
+
+        With `turned`, the hidden channels are rotated before `down` reads them.
         """
         super().__init__()
         self.act, gated = _ACTIVATIONS[name]
@@ -135,13 +136,14 @@ class SublayerBlock(PeriBlock):
         self, norm: MakeNorm, attention: Attention, mlp: MLP, *,
         layer: int, depth: SublayerMix, where: NormOrder,
     ) -> None:  # fmt: skip
-        """Make the norms that `where` names. `layer` is the block's number from 0, and `depth` the
-        mix that all blocks share.
+        """Make the norms before or after the sublayers, as `where` says. `layer` is the block's
+        number from 0, and `depth` the depth mix, one for all blocks.
         """
         super().__init__(norm, attention, mlp, where=where)
         self.sublayer_index = 2 * layer + 1
         """Index of the attention among all sublayers, from 1; the MLP has the next."""
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
+        # True if the mix's class overrides the method that gives q, k and v separate inputs.
         self.mixes_qkv = type(depth).qkv_inputs is not SublayerMix.qkv_inputs
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]

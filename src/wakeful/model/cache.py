@@ -104,8 +104,10 @@ class Cache:
         return self.read(slot)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens of text, if there is less: at least double the capacity,
-        and copy what is stored.
+        """Make room for `capacity` tokens of text; do nothing if there is as much.
+
+        The slots are copied into larger ones, of at least twice the capacity, so that a text that
+        grows is not copied often.
         """
         if capacity <= self.capacity:
             return
@@ -140,8 +142,10 @@ class Cache:
     def _copy(
         self, tensor: Tensor | None, capacity: int, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return a copy of a slot's tensor, with room for `capacity` tokens of text, for all
-        sequences or for `rows`, the numbers of some; None for a slot that is not allocated yet.
+        """Return a copy of a slot's tensor with room for `capacity` tokens of text; None for a slot
+        that is not allocated yet.
+
+        The copy has all sequences, or those whose numbers are in `rows`, in that order.
         """
         if tensor is None:
             return None

@@ -84,8 +84,10 @@ class without_matrices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a torch function, and return its result: a new matrix is on the meta device, where it
-        has no memory, unless a variant defines it (inside `fixed_seed`) or a device is given.
+        """Run a torch function, and return its result.
+
+        A matrix that it creates is put on the meta device, where it has no memory, unless a device
+        is given or the matrix belongs to a variant's definition (inside `fixed_seed`).
         """
         kwargs = kwargs or {}
         # torch's layers allocate their weights by torch.empty((rows, columns), ...).
@@ -350,7 +352,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
 
     @property
     def cache_slots(self) -> list[Slot]:
-        """The keys and values that a cache holds: one for each layer that owns one."""
+        """The slots of a cache: ("keys", layer) for each layer that computes its own keys, and
+        ("values", layer) for each that computes its own values, instead of another layer's.
+        """
         slots: list[Slot] = []
         for layer in range(self.config.num_layers):
             if self.plan.owns("key", layer):
@@ -446,9 +450,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         """Run the first `run_layers` blocks on the embedded tokens `x`; return the final norm's
         input.
 
-        Tensors that later layers read are added to `flow.memory`. A `SublayerMix` acts inside the
-        blocks, which pass on its state. Any other depth mix acts after each block, on its output
-        and those of earlier blocks (`hiddens`).
+        Tensors that later layers read are added to `flow.memory`. The depth mix decides what each
+        block reads. A `SublayerMix` acts inside the blocks, which pass on its state. Any other acts
+        after each block, on the block's output and those of earlier blocks (`hiddens`).
         """
         if isinstance(self.depth, SublayerMix):
             x, state = self.depth.begin(x)
@@ -501,8 +505,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return rotations
 
     def _check_shared_rotations(self) -> None:
-        """Raise `WakefulError` if a layer reads queries or keys of another layer that uses another
-        RoPE table.
+        """Raise `WakefulError` if a layer reads queries or keys of another layer, and the two
+        layers use different RoPE tables.
         """
         table_name = self.config.rope_table_name
         for layer, reads in enumerate(self.plan.reads):
@@ -518,10 +522,11 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     def _local_mask(
         self, start: int, end: int, keep: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """Return the attention mask of local layers: `keep`, the mask of other layers, without the
-        keys that are outside the window. Queries are the tokens from `start` to `end`.
+        """Return the attention mask of local layers, whose queries see only the last keys (a
+        window); None if all keys are within it, or if a serving engine makes the masks.
 
-        None if no key is outside, or if a serving engine makes the masks.
+        `keep` is the mask of the other layers, None for a causal one. The queries are the tokens
+        from `start` to `end`.
         """
         window = self.config.window
         if not self.config.has_short_window or end <= window or self.by_engine:
@@ -532,8 +537,8 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return keep & (query - torch.arange(end, device=device) < window)
 
     def _mask_padding(self, start: int, end: int, valid: Tensor) -> Tensor:
-        """Return the causal mask for the tokens from `start` to `end` as queries, which leaves out
-        padding among the keys, where `valid` is False.
+        """Return the causal mask without padding: keys of tokens where `valid` is False are hidden.
+        The queries are the tokens from `start` to `end`.
 
         Raises:
             WakefulError: `valid` does not have one entry for each of the `end` tokens.
@@ -543,10 +548,10 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
         return causal_mask(end - start, end, valid.device) & valid.unsqueeze(1)
 
     def _check_positions(self, places: Tensor | None, end: int) -> None:
-        """Raise `WakefulError` for positions outside the context, or, without positions, because
-        the `end` tokens do not fit it.
+        """Raise `WakefulError` if a position in `places` is outside the context.
 
-        With positions a row may be longer than the context: it can hold several texts.
+        A row of given positions may be longer than the context, as it can hold several texts. If
+        `places` is None, the caller has found that the `end` tokens do not fit the context.
         """
         context = self.config.context
         if self.by_engine:  # the engine limits its texts itself

@@ -14,9 +14,10 @@ outputs.
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Switch models to evaluation mode inside the context, and let those of Transformers return
-    their logits by name and no other outputs. Restore every module and configuration at the end,
-    after an error too.
+    """Switch models to evaluation mode inside the context.
+
+    Models of Transformers also return their logits by name there, and no other outputs. At the end,
+    after an error too, every module and configuration is as it was before.
     """
     in_training = [module for model in models for module in model.modules() if module.training]
     replaced_fields = [field for model in models for field in set_named_outputs(model)]
@@ -37,7 +38,8 @@ def set_named_outputs(model: nn.Module) -> list[tuple[Any, str, Any]]:
     other outputs. Return (configuration, field's name, old value) for each field that was changed.
     """
     attributes = [vars(module).get("config") for module in model.modules()]
-    # By their ids, as modules share a configuration and it should be changed once.
+    # By their ids, as modules share a configuration and it should be changed once. A module without
+    # one has None here.
     configs = {id(config): config for config in attributes if hasattr(config, "__dict__")}
     replaced: list[tuple[Any, str, Any]] = []
     for config in configs.values():

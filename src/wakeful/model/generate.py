@@ -120,7 +120,7 @@ def generate_tokens(
 def continuation(
     step: Callable[[Tensor], Tensor],
     prompt: list[int],
-    how: Sampling,
+    sampling: Sampling,
     *,
     device: torch.device,
     context: int,
@@ -129,8 +129,9 @@ def continuation(
 ) -> Iterator[int]:
     """Return an iterator over up to `num_tokens` token ids that continue a prompt, for any model.
 
-    `step` takes the next tokens (1, L) and returns the logits (1, V) of the token after them; it
-    keeps the state of earlier tokens. A token of `stop` ends the text and is not yielded.
+    `step` takes the next tokens (1, L), on `device`, and returns the logits (1, V) of the token
+    after them; it keeps the state of earlier tokens. `sampling` draws each token. A token of `stop`
+    ends the text and is not yielded.
 
     Raises:
         WakefulError: at once, for an empty prompt, a negative number of tokens, or more tokens than
@@ -145,14 +146,15 @@ def continuation(
             f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
             f"context of {context}"
         )
-    return _sample_tokens(step, prompt, how, device, num_tokens, stop)
+    # The iterator starts with its first token, the checks above run at once.
+    return _sample_tokens(step, prompt, sampling, device, num_tokens, stop)
 
 
 @torch.inference_mode()
 def _sample_tokens(
     step: Callable[[Tensor], Tensor],
     tokens: list[int],
-    how: Sampling,
+    sampling: Sampling,
     device: torch.device,
     num_tokens: int,
     stop: Container[int],
@@ -162,10 +164,10 @@ def _sample_tokens(
 
     Every step runs in inference mode, whatever mode the caller is in.
     """
-    generator = how.generator
+    generator = sampling.generator
     for _ in range(num_tokens):
         logits = step(torch.tensor([tokens], device=device))
-        token = int(how.choose(logits.float().cpu(), generator))
+        token = int(sampling.choose(logits.float().cpu(), generator))
         if token in stop:
             return
         yield token

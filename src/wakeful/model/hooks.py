@@ -21,8 +21,8 @@ def hooked(
     """Inside the context, call `before` and `after` around each forward pass of the modules.
 
     Each gets the module's key in `modules`. `before(key, args)` may return new inputs, and
-    `after(key, args, output)` a new output; None keeps them. With `named`, the first is called as
-    `before(key, args, kwargs)`, and returns (args, kwargs) or None.
+    `after(key, args, output)` a new output; None keeps them. With `named`, `before` gets keyword
+    arguments too: it is called as `before(key, args, kwargs)`, and returns (args, kwargs) or None.
     """
 
     def call(hook: Callable[..., Any], key: Key, _module: nn.Module, *arguments: Any) -> Any:

@@ -22,10 +22,11 @@ from wakeful.variants.roles import Start, role_of
 def initialize(decoder: Decoder, seed: int) -> Decoder:
     """Initialize all parameters of a new decoder in place, and return the decoder.
 
-    Roles decide: matrices and embeddings are normal with standard deviation `init_std` (divided by
-    √(2N) for projections back into the residual stream if `scale_residual_init` is set), and biases
-    are zero. All other parameters keep the values that their modules gave them. A matrix on the
-    meta device, which has no memory, is left for `fill`.
+    A parameter's role decides: matrices and embeddings are normal with standard deviation
+    `init_std`, divided by √(2N) for projections back into the residual stream if
+    `scale_residual_init` is set; biases are zero; a few matrices are orthogonal. All other
+    parameters keep the values that their modules gave them. A matrix on the meta device, which has
+    no memory, is left for `fill`.
 
     Each parameter is drawn on the CPU by a generator that is seeded with (seed, its name). So two
     decoders that differ in one part agree in every other parameter of the same name and shape.
@@ -95,13 +96,13 @@ def deviation(config: ModelConfig, start: Start) -> float:
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Return the 63-bit seed of a named random stream."""
+    """Return a 63-bit seed, by a hash of `seed` and `name`: one for each name."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def build_on_meta(config: ModelConfig, num_tensors: int, source: Path) -> Decoder:
-    """Return the decoder on the meta device, where weights take no memory.
+    """Return a decoder of a configuration on the meta device, where weights take no memory.
 
     Raises:
         WakefulError: the configuration has more layers than the file `source` has tensors

@@ -36,7 +36,8 @@ def check_outside(config: ModelConfig) -> None:
     fields = [field for field in VARIANTS if external_names(getattr(config, field))]
     if not fields:
         return
-    # Wide enough for variants that read the first dozen channels of the stream.
+    # Wide enough for variants that read the first dozen channels of the stream; the window so short
+    # that local layers hide keys.
     head_width = max(8, 2 * (64 // config.num_heads))
     narrow = dataclasses.replace(
         config, vocab_size=64, max_length=max(_LENGTHS), width=head_width * config.num_heads,

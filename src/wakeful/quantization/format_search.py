@@ -298,10 +298,10 @@ class FormatSearch:
         mixed_model = self._choose_formats()
         if not self.tuning_steps:
             return mixed_model
+        training_text = self.tuning_text or self.rounding_text  # the former may be left out
         tuning = tune_scales(
-            self.model, mixed_model.module, self.tuning_text or self.rounding_text,
-            self.selection_text, steps=self.tuning_steps, state=self.tuning_state,
-            on_progress=self.on_tuning,
+            self.model, mixed_model.module, training_text, self.selection_text,
+            steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
         )  # fmt: skip
         return replace(mixed_model, tuning=tuning)
 
@@ -320,8 +320,7 @@ class FormatSearch:
             allocation = frontier.within_bytes(self.layer_budget)
             allocation = self._compare_with_uniform(candidates, allocation)
         formats = candidates.formats_by_layer(allocation)
-        # Possible with a budget of loss only: `check` has refused the others if nothing need be
-        # quantized.
+        # With a budget of bits or bytes `check` has refused a model that fits in full precision.
         if set(formats.values()) == {self.engine.full_precision}:
             raise WakefulError(
                 "every format raises the loss by more than --loss allows: allow a larger increase"

@@ -129,8 +129,8 @@ class _LayerRounding:
         token_weights = None
         if method.weighting == "loss":
             token_weights = compute_token_weights(model, layers, self.text)
-        norm_readers: set[str] = set()  # the layers whose inputs may be divided
-        if method.norms:
+        norm_readers: set[str] = set()
+        if method.norms:  # it divides the inputs of no other layers
             norm_readers.update(*readers_of_norms(model).values())
         names_sharing_scale = self._layers_sharing_outer_scale()
         try:
@@ -154,8 +154,8 @@ class _LayerRounding:
     def _layer_groups(self) -> Iterator[dict[str, nn.Module]]:
         """Yield groups of layers, by name, whose statistics are collected in one pass each.
 
-        That is all layers at once; or, for a method that needs XᵀX, block by block as many as
-        memory holds products of.
+        A method that needs XᵀX of each layer's inputs has groups of layers whose products fit
+        memory together, in the order of the blocks. Other methods have one group of all layers.
         """
         method = self._scheme_list[0].rounding
         if not method.needs_gram:

@@ -272,7 +272,8 @@ def total_kl(full: Float[Tensor, "L V"], quantized: Float[Tensor, "L V"]) -> flo
     """Return KL(full ‖ quantized) = Σ_v p (ln p − ln q) between next-token distributions, given
     both models' logits, summed over positions.
     """
-    total = 0.0  # a few rows at a time, to save memory
+    total = 0.0
+    # A few positions at a time, to save memory.
     for rows, quantized_rows in zip(full.split(_ROWS), quantized.split(_ROWS), strict=True):
         p, q = rows.float().log_softmax(-1), quantized_rows.float().log_softmax(-1)
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))

@@ -154,8 +154,8 @@ def _set_kl_gradients(
     sequences: Sequence[Int[Tensor, "1 L"]],
     parameters: Sequence[Tensor],
 ) -> None:
-    """Set each parameter's `grad` to that of the mean KL(model ‖ quantized_model) per predicted
-    token.
+    """Set each parameter's `grad`, the gradient of the mean KL(model ‖ quantized_model) per
+    predicted token.
 
     The sequences, which have one length, are run one by one, to save memory. For a predicted token,
     with probabilities p by the model and p̂ by the quantized one, ∂KL/∂logits = p̂ − p.
@@ -210,8 +210,9 @@ class _TunedLinear(torch.autograd.Function):
         layer: QuantizedLinear,
         initial_scale: Tensor,
     ) -> Float[Tensor, "M N"]:
-        """Return x Ŵᵀ, Ŵ dequantized with the scales `initial_scale`·exp(`log_ratio`), (N, G) or
-        (1, 1), rounded to the dtype in which the layer stores scales.
+        """Return x Ŵᵀ, with Ŵ = codes of the layer · scales, `initial_scale`·exp(`log_ratio`).
+
+        The scales, (N, G) or (1, 1), are rounded to the dtype in which the layer stores them.
         """
         operands = layer.operands
         scale = _tuned_scale(layer, initial_scale, log_ratio).float()
@@ -226,7 +227,8 @@ class _TunedLinear(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and of θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over weights that share a scale.
 
-        Rounding of the scale to its stored dtype is treated as the identity.
+        The other two inputs have none. Rounding of the scale to its stored dtype is treated as the
+        identity.
         """
         (x,), operands = ctx.saved_tensors, ctx.operands
         weight, scale = operands.dequantize(), operands.scales.scale
