@@ -53,16 +53,19 @@ class Figure:
     def minus(self, baseline: "Figure") -> Estimate:
         """Return this figure minus the baseline over the same clusters, with its paired error.
 
-        The error is that of Σ_i (u_i / Σ counts − u'_i / Σ counts'): what makes a cluster hard for
-        both cancels.
+        With u_i, by which cluster i moves a figure (`_linearized`), it is the error of the sum
+        Σ_i (u_i / Σ counts − u'_i / Σ counts'), the baseline's marked by '. What makes a cluster
+        hard for both cancels.
         """
         changes = self._linearized() / self.counts.sum()
         baseline_changes = baseline._linearized() / baseline.counts.sum()
         return self.value - baseline.value, _error_of_sum(changes - baseline_changes)
 
     def _linearized(self) -> np.ndarray:
-        """Return u_i = f'(r) (totals_i − r counts_i), by which each cluster moves the figure; NaN
-        where the figure is not finite.
+        """Return u_i = f'(r) (totals_i − r counts_i), by which each cluster i moves the figure f(r)
+        to first order, times Σ counts; NaN where the figure is not finite.
+
+        r is Σ totals / Σ counts, and f(r) is r or, for an exponential figure, eʳ.
         """
         ratio = self.ratio
         slope = self.value if self.exponential else 1.0  # f'(r)

@@ -357,8 +357,8 @@ def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
     groups are.
     """
     strategy = "group" if grid.group else grid.per
-    if strategy == "head":  # in the format's own word:
-        strategy = "attn_head"
+    if strategy == "head":
+        strategy = "attn_head"  # the format's name for it
     if grid.two_scales:
         strategy = "tensor_group"
     arguments = {
@@ -538,7 +538,7 @@ def _check_experts(
             )
     for tensor_name in stock.tensors:  # those in full precision
         name = tensor_name.removesuffix(".weight")
-        # An expert's own layer: unless an expert is quantized, all are in one fused tensor.
+        # Experts are separate layers only if some are quantized; else they are one fused tensor.
         if name in layout.experts:
             raise WakefulError(
                 f"{name} alone stays in full precision, and {FORMAT} has one format for all "

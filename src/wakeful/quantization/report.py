@@ -180,6 +180,7 @@ def _suggest_less_damage(damage: Damage, source: str, options: QuantizeOptions) 
     weights alone, else a cure.
     """
     losses = {name: damage.measurement.loss_increase(name)[0] for name in damage.schemes}
+    # A loss that is not finite, perhaps NaN, is the largest.
     best = min(losses, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
     finding = f"{best} costs {'the least loss' if len(losses) > 1 else 'too much loss'}"
     scheme, cure = damage.schemes[best], f"wakeful cure {shlex.quote(source)}"

@@ -173,6 +173,7 @@ def draw_lines(
     )  # fmt: skip
     line = line.encode(detail=alt.Detail(detail)) if detail else line
     layers: list[Any] = [*under]
+    # No band where low and high are equal everywhere.
     if "low" in frame.columns and frame["high"].ne_missing(frame["low"]).any():
         area = alt.Chart(frame.drop_nulls(["low", "high"])).mark_area()
         band_opacity = opacity(by, 0.2) if legend is None else alt.value(0.18)

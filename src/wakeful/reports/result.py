@@ -124,7 +124,9 @@ def first_process_display(
 
 
 def same_or_each(descriptions: Mapping[str, str]) -> str:
-    """Return a description that all models share, or one per model by name."""
+    """Return the description that all models share or, if they differ, "NAME description; ..." with
+    that of each. `descriptions` holds them by the model's name.
+    """
     if len(set(descriptions.values())) == 1:
         return next(iter(descriptions.values()))
     return "; ".join(f"{name} {description}" for name, description in descriptions.items())

@@ -79,8 +79,8 @@ class Scheme(FieldVariant):
 
     @property
     def can_be_static(self) -> bool:
-        """True where activations are quantized and each has one scale per tensor, which calibration
-        text can give; in a format with two levels of scales, the outer one counts.
+        """True where activations are quantized and calibration text can give their scales: each has
+        one per tensor, or of two levels of scales the outer one is per tensor.
         """
         return bool(self.activations) and all(
             grid.per == "tensor" and (grid.two_scales or not grid.group)
@@ -105,7 +105,8 @@ class Scheme(FieldVariant):
     @property
     def emulated(self) -> bool:
         """True where dequantized numbers are multiplied because there is no kernel for the codes:
-        in floating-point formats, and in groups where activations are quantized too.
+        if a format is floating-point, or if activations are quantized and any tensor has a scale
+        for each group of channels.
         """
         grids = [grid for grid in (self.weights, self.inputs, self.outputs) if grid is not None]
         grouped = bool(self.activations) and any(grid.group for grid in grids)
