@@ -227,14 +227,14 @@ class Gptq(Method):
         Raises:
             WakefulError: the damping is too small for XᵀX to have a Cholesky factor.
         """
-        hessian = gram.double().clone()
+        hessian = gram.to(torch.float64, copy=True)
         diagonal = hessian.diagonal()  # a view: adding to it changes the Hessian
         mean = float(diagonal.mean())
         diagonal += self.damping * mean if mean > 0 else 1.0  # 1 if all inputs were zero
         lower, failed = torch.linalg.cholesky_ex(hessian)
         if failed:
             raise WakefulError(f"gptq: damping = {self.damping:g} leaves XᵀX singular: raise it")
-        inverse = torch.cholesky_inverse(lower)
+        inverse = torch.cholesky_inverse(lower, out=hessian)  # in the Hessian's memory
         return torch.linalg.cholesky(inverse, upper=True)
 
 
