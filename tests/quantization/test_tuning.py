@@ -17,6 +17,8 @@ from wakeful.quantization.linear import quantize_layer
 from wakeful.quantization.schemes import Absmax, Grid, Scheme
 from wakeful.quantization.schemes.grids import Ggml
 from wakeful.quantization.tuning import (
+    _load_state,
+    _save_state,
     _set_kl_gradients,
     _trainable_scales,
     is_clear_decrease,
@@ -101,6 +103,35 @@ def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Pat
     state.write_bytes(b"nothing")
     with pytest.raises(WakefulError, match="is no state of tuning"):
         tune(6, state)
+
+
+def test_layers_that_some_steps_do_not_reach_go_on_too(tmp_path: Path) -> None:
+    """An expert to which a step's text sends no token has no gradient in that step."""
+    steps = [{"a": 1.0}, {"a": 0.5, "c": 2.0}, {"a": 2.0, "b": 1.0, "c": -1.0}]
+    file = tmp_path / "state.safetensors"
+
+    def start() -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
+        log_ratios = {name: torch.zeros(2, 1, requires_grad=True) for name in "abc"}
+        return log_ratios, torch.optim.Adam(log_ratios.values(), lr=0.1)
+
+    def run(
+        log_ratios: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer,
+        gradients: list[dict[str, float]],
+    ) -> None:  # fmt: skip
+        for step in gradients:
+            for name, theta in log_ratios.items():
+                theta.grad = torch.full_like(theta, step[name]) if name in step else None
+            optimizer.step()
+
+    whole, optimizer = start()
+    run(whole, optimizer, steps[:2])
+    _save_state(file, optimizer, whole, "digest", 2)
+    run(whole, optimizer, steps[2:])
+    resumed, optimizer = start()
+    assert _load_state(file, optimizer, resumed, "digest") == 2
+    run(resumed, optimizer, steps[2:])
+    for name, theta in whole.items():
+        assert torch.equal(resumed[name], theta), name
 
 
 def test_the_first_step_is_as_long_as_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:

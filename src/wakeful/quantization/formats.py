@@ -46,14 +46,15 @@ def matrix_bytes(scheme: Scheme, rows: int, columns: int) -> int:
     grid = scheme.weights
     assert grid is not None
     bytes_per_row = math.ceil(columns * grid.stored_bits / 8)
-    num_scales = num_outer_scales = rows if grid.per == "channel" else 1
+    num_outer_scales = rows if grid.per == "channel" else 1  # those of whole rows, or of the tensor
+    num_scales = num_outer_scales
     if grid.group:
         num_scales = rows * math.ceil(columns / grid.group)
     size = rows * bytes_per_row + num_scales * grid.scale_type.itemsize
     if not grid.symmetric:
         size += 4 * num_scales  # a zero point for each scale
     if grid.two_scales:
-        size += 4 * num_outer_scales  # which multiply the groups' scales, float32
+        size += 4 * num_outer_scales  # beside the groups' scales, which they multiply, float32
     if scheme.scales == "static":
         size += 4  # the scale of the inputs, float32
     return size

@@ -44,8 +44,8 @@ RATE = 1e-3
 _TOKENS = 1024
 """Approximate number of tokens of a step."""
 _SECONDS_BETWEEN_STATES = 60.0
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names of Adam's moments in its state."""
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+"""Names of what Adam keeps for a parameter: the number of its steps, and its moments."""
 
 
 @dataclass(frozen=True)
@@ -285,13 +285,14 @@ def _save_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor],
     digest: str, step: int,
 ) -> None:  # fmt: skip
-    """Write the trained logarithms θ and Adam's moments by layer name, with the training's `digest`
+    """Write the trained logarithms θ and Adam's state by layer name, with the training's `digest`
     and the number `step` of steps done.
     """
     tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
     for name, tensor in log_ratios.items():
-        moments = optimizer.state[tensor]  # empty for a layer that has never had a gradient
-        tensors |= {f"{name}.{key}": moments[key] for key in _MOMENTS if key in moments}
+        # Empty for a layer without a gradient so far, such as an expert that no token has reached.
+        if state := optimizer.state[tensor]:
+            tensors |= {f"{name}.{key}": state[key] for key in _ADAM_STATE}
     with replace_atomically(file) as part:
         save_tensors(tensors, part, {"identity": digest, "step": str(step)})
 
@@ -301,7 +302,7 @@ def _load_state(
 ) -> int:
     """Load the state of a training from a file; return the number of steps done.
 
-    The trained logarithms θ are copied into `log_ratios`, Adam's moments go into `optimizer`.
+    The trained logarithms θ are copied into `log_ratios`, Adam's state goes into `optimizer`.
 
     Raises:
         WakefulError: the file holds no such state, or `digest`, which stands for this training, is
@@ -318,11 +319,13 @@ def _load_state(
             step = int(metadata["step"])
             for name, log_ratio in log_ratios.items():
                 log_ratio.data.copy_(tensors.get_tensor(f"{name}.logarithm"))
-                moments = {
-                    key: tensors.get_tensor(f"{name}.{key}").to(log_ratio.device)
-                    for key in _MOMENTS if f"{name}.{key}" in stored_names
-                }  # fmt: skip
-                optimizer.state[log_ratio] = {"step": torch.tensor(float(step)), **moments}
+                keys = {key: f"{name}.{key}" for key in _ADAM_STATE}
+                if stored_names.isdisjoint(keys.values()):  # the layer has had no gradient so far
+                    continue
+                state = {key: tensors.get_tensor(stored) for key, stored in keys.items()}
+                for moment in ("exp_avg", "exp_avg_sq"):  # Adam keeps its step on the CPU
+                    state[moment] = state[moment].to(log_ratio.device)
+                optimizer.state[log_ratio] = state
     except (SafetensorError, OSError) as error:
         raise WakefulError(f"{file} is no state of tuning ({error}): name another file") from None
     return step
