@@ -182,8 +182,10 @@ def format_interval(value: float | None, error: float | None, count: int, sign: 
 
 
 def perplexity_interval(loss: float, error: float, count: int) -> tuple[float, float]:
-    """Return the 95% confidence interval of a perplexity, e to the mean `loss`: e to the ends of
-    the loss's interval.
+    """Return the ends of the 95% confidence interval of a perplexity, e to the power of the ends of
+    the interval of the mean `loss`.
+
+    `error` is the loss's standard error over `count` clusters; for one cluster the ends are NaN.
     """
     low, high = confidence_interval(loss, error, count)
     return perplexity(low), perplexity(high)

@@ -211,7 +211,9 @@ def store_like(source: Tensor, result: Tensor) -> Tensor:
 
 
 def load_weights(model: nn.Module) -> None:
-    """Replace a model's `Paged` weights, which stay in files, by copies in memory, in place."""
+    """Replace a model's `Paged` weights, which stay in files, by copies in memory that require
+    gradients, in place.
+    """
     copies: dict[int, nn.Parameter] = {}  # by the weight's id: a tied weight has one copy
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -278,8 +280,8 @@ def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
 
 @contextlib.contextmanager
 def parameters_in_memory(*modules: nn.Module) -> Iterator[None]:
-    """Replace the parameters of modules by copies in memory, which may be written to in the
-    context.
+    """Replace the parameters of modules by copies in memory, which may be written to in the context
+    and require no gradients.
 
     The copies stay afterwards, except that those of `Paged` parameters go back to files, rounded to
     the type that the parameters had there. After an exception in the context they stay in memory

@@ -102,7 +102,8 @@ class _Collector:
             weights = self.weights[name][self._batch_index].get(call)
             if weights is not None:  # else the loss does not depend on this call
                 statistics.gram += rows.T @ (rows * weights.unsqueeze(1))
-        # Layers may share a tensor in this pass and, from an earlier one, no statistics.
+        # Two layers that read one tensor now have separate statistics if they read different ones
+        # when these were created.
         is_new = shared is None or shared.channel_max is not statistics.channel_max
         if is_new:
             torch.maximum(statistics.channel_max, rows.abs().amax(0), out=statistics.channel_max)

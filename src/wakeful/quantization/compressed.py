@@ -327,8 +327,8 @@ def _emulate_reader(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator
     """Make quantized layers compute, within the context, about as a library does that loads their
     file: with weights unpacked to `dtype`. All other parameters are rounded to `dtype` too.
 
-    Inputs are not rounded at all. A library may round them by slightly other scales than ours, and
-    `read_back` allows differences of the size of what this context changes.
+    Inputs are not rounded at all. A library may round them by slightly other scales than ours;
+    `read_back` allows a small multiple of the difference that this context makes.
     """
     quantized_linears = {layer for layer in layers if isinstance(layer, QuantizedLinear)}
     try:

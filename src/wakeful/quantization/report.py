@@ -141,9 +141,12 @@ def suggest_next_step(
 ) -> NextStep:
     """Return the next command to suggest after a measurement, with the reason for it.
 
-    That is saving the smallest harmless model, measuring more, or something that may cost less loss
-    than the best scheme. `source` is the model's name as the user gave it; the command repeats all
-    other `options` of the call.
+    The command saves the smallest harmless model or, if no harmless scheme can be saved, measures
+    w8a8. If no scheme is harmless, it measures on more text where that may decide, or tries
+    something that may cost less loss than the best scheme.
+
+    `source` is the model's name as the user gave it; a command of quantize repeats all other
+    `options` of the call.
     """
     options = options or QuantizeOptions()
     levels = {name: grade_damage(damage, name) for name in damage.schemes}

@@ -114,8 +114,8 @@ def _pack_columns(spec: dict[str, Any]) -> dict[str, Any]:
 def _pack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a table by column: the number of "rows", and "columns" by name.
 
-    A column of numbers is a list. A column of text has its distinct values, "names", and for each
-    row the index of its value, "at".
+    A column of text has its distinct values, "names", and for each row the index of its value,
+    "at". Any other column is the list of its values.
     """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):

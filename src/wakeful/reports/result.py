@@ -93,8 +93,8 @@ class MeasuredResult(Result):
         """Write a new run directory with `files`, summary.json, the page and its charts; return the
         folder.
 
-        `files` are frames (parquet) and tables (JSON) by file name; `fields` are entries of
-        run.json.
+        `files` are frames (parquet) and tables (JSON) by file name; `machine` becomes
+        environment.json, and `fields` are entries of run.json, beside `verb`.
         """
         with Run.create(folder, verb, {**fields, "status": "done"}) as run:
             run.write_json("environment.json", machine)
