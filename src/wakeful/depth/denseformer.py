@@ -54,7 +54,10 @@ class DenseFormer(DepthMix):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set each average to the block's own output, which is the plain stream; return ""."""
+        """Set each average to the block's own output, which is the plain stream.
+
+        Return "": nothing differs from a plain model that would have to be reported.
+        """
         for weights in self.weights.values():
             weights.zero_()[-1] = 1.0
         return ""

@@ -319,10 +319,11 @@ class _CureTrials:
         except WakefulError:
             return None
         token, trial = self.choice.token, self.stored_bos
-        # If the best token is BOS, `stored_bos` is its trial.
+        # `stored_bos` is the trial of BOS, if BOS was tried: only another token is measured here.
         if trial is None or [*token.tokens] != self.loaded.start_tokens("on"):
             cured = surgery.store_prefix(self.decoder, token.tokens)
-            # Sinks and outliers are measured here; the losses on all windows were by the choice.
+            # Only sinks and outliers are measured here, on the first windows. The losses on all
+            # windows are those that were measured when the token was chosen.
             trial = self._measure(cured, self.windows[:SHARE_WINDOWS])
             trial = dataclasses.replace(trial, losses=token.losses)
         return self._finish(trial, "store a token before every text", "--prefix", "auto")
@@ -388,6 +389,7 @@ def _advise_on_experts(
     """
     sink_stays = ". No cure removes the sink of a mixture of experts" if has_sink else ""
     size = sum(parameter.numel() for parameter in loaded.module.parameters())
+    # `rotate_experts` takes a Transformers model alone.
     if not isinstance(loaded.module, PreTrainedModel) or size > LARGE:
         text = f"{loaded.name} is too large to try cures on. --rotate hadamard is one"
         return Advice(words=f"{text}{sink_stays}")

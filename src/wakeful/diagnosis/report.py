@@ -82,7 +82,9 @@ _LOG_LABELS = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
 
 
 def layer_charts(diagnoses: Sequence[ModelDiagnosis]) -> list[Chart]:
-    """Return a curve over layers for each metric, all models in each, with 95% intervals."""
+    """Return a chart for each entry of `_CURVES`, a metric: curves over layers, one for each model,
+    with 95% intervals.
+    """
     return [
         Chart(f"{title}, over layers",
               partial(_draw_curve, diagnoses, metric, variant, position, title, axis),

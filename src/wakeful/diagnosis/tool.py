@@ -67,7 +67,7 @@ class Diagnosis(MeasuredResult):
 
     def save(self, folder: str | Path) -> Path:
         """Write a new run directory with diagnosis.parquet (the rows), summary.json, report.html
-        and the charts that `figures` asks for; return the folder.
+        and the charts in the file formats of `self.figures`, if any; return the folder.
         """
         return self.write_run(
             folder, "diagnose", self.machine, models=list(self.sources),

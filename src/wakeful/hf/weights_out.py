@@ -130,11 +130,12 @@ def architecture_to_write(
     """Choose the architecture to write a decoder as; return its `model_type`, its configuration and
     the tokenizer to write beside it.
 
-    It is the architecture of Transformers that is the same model (`stock_architecture`). It is our
-    own class where there is none, or where Transformers would read another tokenizer beside it.
+    It is the architecture of Transformers that computes the same function, if there is one and
+    Transformers, which chooses a tokenizer's class by the architecture, would read the tokenizer
+    back unchanged. Otherwise it is our own class.
 
     Raises:
-        WakefulError: Transformers reads another tokenizer beside both.
+        WakefulError: Transformers would read the tokenizer back changed with either.
     """
     for model_type, hf_config in (stock_architecture(config), _wakeful_architecture(config)):
         written_tokenizer = readable_tokenizer(tokenizer, hf_config)

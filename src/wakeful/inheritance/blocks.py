@@ -224,8 +224,8 @@ def _copy_attention(target: Decoder, layer: int, reference: Decoder, source: int
 
 
 def _keep_logits(target: Decoder, layer: int, source: int) -> None:
-    """Rescale the queries of a layer that was copied from layer `source` of the reference, so that
-    its attention logits stay the same.
+    """Rescale in place the queries of a layer that was copied from layer `source` of the reference,
+    so that its attention logits stay the same.
 
     Only a model that divides logits by (layer number + 1) needs that, if the number has changed.
 
@@ -244,6 +244,7 @@ def _keep_logits(target: Decoder, layer: int, source: int) -> None:
             "queries, so that rescaling them would change other layers"
         )
     query = target.blocks[layer].get_submodule("attention.query")
-    # A query is proportional to its norm's scale, or else to all of its parameters.
+    # A query is proportional to the scale of its norm, or, where no norm has one, to its weight and
+    # bias together.
     for tensor in list(query.get_submodule("norm").parameters()) or query.parameters():
         tensor.mul_((layer + 1) / (source + 1))

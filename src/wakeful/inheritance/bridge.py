@@ -112,9 +112,9 @@ def bridge(
     reference. The heir is changed in place; return for each map its place and its errors.
 
     Gaps are bridged in order of depth, each with the earlier bridges in place. Both models run over
-    the whole text layer by layer, so that memory holds the activations of one layer of each. Normal
-    equations are summed in float64, of products of 2,048 tokens in float32 (float64 for models in
-    float64).
+    the whole text layer by layer, so that memory holds the activations of one layer of each. The
+    normal equations are sums in float64 over blocks of 2,048 tokens; the products of a block are
+    computed in float32, or in float64 if the models are.
 
     Args:
         heir: a decoder whose block t was the reference's block `layers.sources[t]`.
@@ -122,8 +122,8 @@ def bridge(
         layers: the layers that the heir keeps.
         tokens: sequences to solve on.
         options: map and ridge; by default `BridgeConfig()`.
-        documents: each token's document number, if tokens attend within their document alone; each
-            document then has a first token.
+        documents: each token's document number, if tokens attend within their document alone. The
+            first token of each document then counts as that of a sequence does: by its mean.
         autocast: context that both models run in.
         progress: called with the number of reference layers done and of all to run.
 

@@ -96,8 +96,10 @@ class Angles(Probe):
         return pl.DataFrame(schema=SCHEMA)
 
     def matrix(self) -> Tensor:
-        """Return the angles arccos(cos(x_l, x_k)) / π, (N + 1, N + 1), means over sequences, with
-        x_l the input of layer l of N, and x_N the last layer's output.
+        """Return the angles arccos(cos(x_l, x_k)) / π between every two depths, (N + 1, N + 1),
+        averaged over sequences.
+
+        x_l is the input of layer l at a sequence's last token, and x_N the last layer's output.
         """
         layers = sorted(self.inputs)
         layer_states = [*(self.inputs[layer] for layer in layers), self.outputs[layers[-1]]]

@@ -39,7 +39,8 @@ def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of `InheritOptions` from one that may use short names and a recipe's name.
 
     The options of the recipe, and those that a short name implies, are defaults: options that the
-    table itself has overrule them.
+    table itself has overrule them, and `blocks` removes the recipe's `choose`. An unknown recipe
+    stays in the table, whose reader refuses it.
 
     Raises:
         WakefulError: a short and a long name set one field.
@@ -47,9 +48,10 @@ def expand_table(table: Mapping[str, Any]) -> dict[str, Any]:
     recipe_options = RECIPES.get(str(table.get("recipe")))
     if recipe_options is not None:
         defaults = dict(recipe_options)
-        if "blocks" in table:  # layers that are named leave nothing to choose
+        if "blocks" in table:  # the user has chosen the layers
             defaults.pop("choose", None)
         rest = {name: value for name, value in table.items() if name != "recipe"}
+        # A recipe's options have long names already.
         return merge_tables(defaults, expand_table(rest)) | {"recipe": table["recipe"]}
     expanded = to_table({name: value for name, value in table.items() if name not in SHORT_NAMES})
     implied: dict[str, Any] = {}  # such as optimizer.final_lr, which lr implies

@@ -156,8 +156,8 @@ class StageRunner:
         recipe, folder, display = self.recipe, self.out / stage.name, self.display
         refuse_link(folder)
         with join_processes() as world:
-            world.meet()  # no process looks while another begins the run
-            # All processes go by what the first one sees.
+            world.meet()  # all have left the stage before: its files are complete
+            # All have looked before any begins the run; they go by what the first one sees.
             exists, is_finished = world.gather([run_at(folder) is not None, is_done(folder)])[0]
         if exists:
             run = Run.open(folder)

@@ -259,10 +259,10 @@ def check_readable_length(loaded: Model, length: int, *, bos: bool) -> None:
 
 
 def tokenize(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
-    """Encode a text; return its tokens and, for every n from 0 to their number, the UTF-8 bytes of
-    the first n tokens. The last of these counts is that of the whole text.
+    """Encode a text; return its tokens, and a list whose entry n is the number of UTF-8 bytes of
+    the first n tokens; the last entry is that of the whole text.
 
-    The counts are None where the tokenizer gives no offsets.
+    The list is None where the tokenizer gives no offsets.
     """
     tokens, ends = loaded.encode_plain_with_ends(text)
     if ends is None:

@@ -367,8 +367,9 @@ class Decoder(HasRoles, RoleMarks, nn.Module):
     def cache_bytes_per_token(self) -> int:
         """Bytes by which the cache grows with each token of a sequence."""
         shape = self.config.shape
-        size = shape.num_kv_heads * shape.head_width * self.embed.weight.element_size()
-        return len(self.cache_slots) * size
+        # A slot holds the keys or the values of one layer, in the dtype of the embedding.
+        slot_bytes = shape.num_kv_heads * shape.head_width * self.embed.weight.element_size()
+        return len(self.cache_slots) * slot_bytes
 
     def roles(self) -> Mapping[str, Role]:
         return {"embed.weight": TABLE, "positions.weight": TABLE, "head.weight": HEAD}

@@ -148,6 +148,8 @@ class TileStatistics:
 def tile_statistics(heads: AttentionInputs) -> TileStatistics:
     """Return the statistics of every head in O(H·L) memory and O(H·L²·d) work: in one pass over
     tiles, none of which is kept.
+
+    A tile has all keys that its queries see, so that a maximum over its keys is one over all.
     """
     num_heads, length = heads.num_heads, heads.length
     repeats = num_heads // heads.k.shape[0]  # query heads that share a key head
@@ -166,11 +168,12 @@ def tile_statistics(heads: AttentionInputs) -> TileStatistics:
         for tile in tiles(heads, range(group_heads.start, group_heads.stop)):
             p = tile.weights
             highest, key = p.max(-1)
-            # A query counts for no key if it sees none, or a stored key has the largest weight.
+            # A query leads for the key of its largest weight. It leads for none if it sees no key,
+            # or if a stored key has as large a weight.
             leads = highest > (0 if tile.stored is None else tile.stored.amax(-1))
             leading[group_heads].scatter_add_(1, tile.first_key + key, leads.double())
             if tile.first_key == 0:  # a window may hide key 0 from later tiles
-                dominated = p[..., 0] > 0  # queries whose largest weight is key 0 alone
+                dominated = p[..., 0] > 0  # queries that weigh key 0 more than any other key
                 for others in (p[..., 1:], tile.stored):
                     if others is not None and others.shape[-1]:
                         dominated &= p[..., 0] > others.amax(-1)
@@ -235,11 +238,11 @@ def first_column(heads: AttentionInputs) -> Float[Tensor, "H L"]:
 
 
 def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
-    """Yield the weights of the query heads `chosen`, which share one key head, tile by tile.
+    """Yield the attention weights of the query heads `chosen`, which share one key head, for one
+    block of queries after another.
 
-    The tile's tensor is reused: a caller may overwrite it and must not keep it.
-    A row of the buffer holds the logits of n visible keys, then those of the stored prefix's keys,
-    then the sink. A softmax over all of them gives the weights of visible and stored keys.
+    The softmax includes the sink, which a tile leaves out: with a sink, the rows of a tile sum to
+    less than 1. All tiles share one buffer. A caller may overwrite a tile, and must not keep it.
     """
     R = len(chosen)
     if heads.weigh is not None:  # not a softmax: all queries are one tile
@@ -256,6 +259,7 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
     num_stored = 0 if prefix_k is None else prefix_k.shape[1]
     extra = num_stored + (0 if sink is None else 1)
     height = _tile_height(heads, R)
+    # A row: the logits of the n keys that the block sees, of the stored keys, and of the sink.
     buffer = q.new_empty(R * height * (heads.length + extra))
     is_later = torch.ones(height, height, dtype=torch.bool, device=q.device).triu(1)
     for first_query in range(0, heads.length, height):
@@ -273,11 +277,13 @@ def tiles(heads: AttentionInputs, chosen: range) -> Iterator[Tile]:
             logits.div_(heads.softcap).tanh_().mul_(heads.softcap)
         _mask_logits(logits, heads, first_query, first_key, is_later)
         if sink is not None:
+            # One number for each head, or one for each query and head.
             sink_of_rows = sink.unsqueeze(1) if sink.dim() == 1 else sink[first_query:end_query].T
             rows[..., -1] = sink_of_rows
         weights = torch.softmax(rows, -1, out=rows)
         if heads.keep is not None and not extra:
-            weights.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights
+            # A query that sees nothing has zero weights. It always sees a stored key or a sink.
+            weights.nan_to_num_(nan=0.0)
         on_prefix = weights[..., n : n + num_stored] if num_stored else None
         yield Tile(first_query, end_query, first_key, end_key, weights[..., :n], on_prefix)
 

@@ -433,11 +433,12 @@ def _file_tensors(
         for part, whole in _layer_file_tensors(layer).items():
             for index, file_name in enumerate(layer_names):
                 piece = whole
+                # The shape is written anew; all other parts have a row for each output.
                 if part == "weight_shape":
                     piece = torch.tensor([num_rows, layer.in_features])
                 elif len(layer_names) > 1:
                     piece = whole[index * num_rows : (index + 1) * num_rows].clone()
-                # If the layer's codes lie in a file to save memory, the piece does too.
+                # In the same kind of memory as the layer's codes: RAM, or a paged temporary file.
                 tensors[f"{file_name}.{part}"] = store_like(layer.integers, piece)
     return {name: narrow_exactly(tensor, dtype) for name, tensor in tensors.items()}
 

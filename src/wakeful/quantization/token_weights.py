@@ -50,11 +50,12 @@ def mean_square_per_token(gradient: Float[Tensor, "M N"]) -> Float[Tensor, "M"]:
 
 
 def _share_storage(weights_of_layers: Sequence[dict[int, Tensor]]) -> None:
-    """Replace the weights of one batch, for each layer by its call, by slices of one tensor per
-    device, in place.
+    """Copy the token weights of one batch into one tensor per device, and put slices of it in their
+    place.
 
-    Many small tensors, allocated between large ones, would keep the allocator from releasing
-    memory.
+    `weights_of_layers` holds, for each layer, the weights by the number of the layer's call; these
+    dictionaries are changed in place. Many small tensors, allocated between large ones, would keep
+    the allocator from releasing memory.
     """
     entries_by_device: dict[torch.device, list[tuple[dict[int, Tensor], int]]] = {}
     for weights_by_call in weights_of_layers:

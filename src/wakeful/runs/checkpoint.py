@@ -246,8 +246,10 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def read(name: str) -> Tensor:
-        """Return the tensor of this name: "state.3.exp_avg" is laid out over processes as parameter
-        number 3; a tensor outside the state goes to the parameters' device.
+        """Return the tensor of this name.
+
+        A tensor of a parameter's state, such as "state.3.exp_avg", is sharded over processes as the
+        parameter with index 3 is. A tensor outside the state is moved to the parameters' device.
         """
         part, index, *_ = [*name.split("."), ""]
         owner = parameters[int(index)] if part == "state" and index.isdecimal() else parameters[0]
@@ -260,7 +262,8 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
         saved = from_json(state.state_dict, read)
         saved["param_groups"] = _merge_groups(saved["param_groups"], optimizer)
         optimizer.load_state_dict(saved)
-        # torch casts tensors to their parameter's dtype and changes strings: restore both.
+        # `load_state_dict` casts tensors to their parameter's dtype, and copies of strings come out
+        # changed: put the saved values back.
         for index, entry in saved["state"].items():
             loaded = optimizer.state[parameters[index] if isinstance(index, int) else index]
             for key, value in entry.items():

@@ -156,8 +156,10 @@ class Distillation:
         `documents` masks the attention of both models; see `Decoder.forward`.
         """
         with torch.no_grad():
+            # A teacher's vocabulary may be padded beyond the student's.
             teacher_logits = self.teacher(tokens, documents=documents)[..., : self._vocab_size]
-        # torch.compile fuses the definition; without it the loss by rows is faster.
+        # Both are the same loss: `distillation_loss`, the formula, is fast once torch.compile has
+        # fused it; uncompiled, `distillation_in_rows` is faster.
         loss = distillation_loss if torch.compiler.is_compiling() else distillation_in_rows
         return loss(
             self.student(tokens, documents=documents),
