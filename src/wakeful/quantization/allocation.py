@@ -112,7 +112,8 @@ class Frontier:
         return sorted({(allocation.bytes, allocation.cost) for allocation in allocations})
 
     def _allocation_at(self, column: int, budget: int) -> Allocation:
-        """Trace the best choice of each group back from a column of the dynamic program.
+        """Return the allocation of a column of the dynamic program, by tracing the best choice of
+        each group back from it.
 
         A column stands for a number of units of bytes beyond the smallest choices; `budget` is the
         number of bytes for which the lower bound is computed.

@@ -104,8 +104,10 @@ emulated_product = functools.partial(reference_product, dtype=torch.float32)
 def integer_product(
     x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
-    """Return x̂ Ŵᵀ by exact int32 sums, s_x s_w (q_x q_wᵀ − z_w Σ q_x), with codes q, scales s and
-    zero points z; where inputs are not quantized (`inputs` or `scales` is None), x Ŵᵀ.
+    """Return x̂ Ŵᵀ = s_x s_w (q_x q_wᵀ − z_w Σ q_x) by exact int32 sums of products of the codes q,
+    with scales s and zero points z.
+
+    Where inputs are not quantized (`inputs` or `scales` is None), return x Ŵᵀ.
     """
     if inputs is None or scales is None:
         if weights.grid.group:  # terms of one sum have different scales

@@ -729,8 +729,9 @@ def _expert_file_names(
     layer, by its name in the model, and the names of the experts' layers.
 
     An expert's layer is named after the fused tensor and its number: "mlp.experts.gate_up_proj.0".
-    Each tensor's numbers are replaced by its index (in a fused tensor one index per expert, two for
-    gate and up); Transformers' own conversion to the file layout then shows where each index goes.
+    Each tensor's numbers are replaced by an index; a fused tensor has one per expert, or two where
+    it joins gate and up. Transformers' own conversion to the file layout shows where each index
+    goes.
     """
     names: list[str] = []  # for each index, the tensor or expert's layer that it stands for
     indices: dict[str, Tensor] = {}

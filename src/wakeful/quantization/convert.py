@@ -116,8 +116,8 @@ def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
-    """Return the scheme of a quantized model: that of its quantized cache or, without one, that of
-    most of its layers; None for a model that is not quantized.
+    """Return the scheme of a model's quantized cache or, without one, of most of its quantized
+    layers; None if nothing is quantized.
     """
     for module in model.modules():
         if isinstance(module, QuantizedCache):

@@ -115,7 +115,8 @@ class _BlockRunner:
     @contextmanager
     def _replace_forwards(self, blocks: Sequence[nn.Module], current: int) -> Iterator[None]:
         """Within the context, replace the forward of each of `blocks`, the model's first ones, by
-        the replacement that `_step` returns for it.
+        the replacement that `_step` returns for it; passes then compute the block with the index
+        `current`.
         """
         # An instance has its own forward only if a library, such as accelerate, has set it.
         own_forwards = {block: vars(block).get("forward") for block in blocks}

@@ -28,9 +28,9 @@ def smallest_larger_uniform(damage: Damage) -> str | None:
 def compare_to_uniform(damage: Damage) -> dict[str, Any]:
     """Return how the mixed model's loss compares with that of a uniform format of no fewer bytes.
 
-    "against" is the uniform format's name, None if none takes as many bytes; "difference" the
-    paired difference of mean losses in nats per token, on text by which no format was selected; and
-    "verdict" the result in words.
+    "against" is the uniform format's name; None if no format takes as many bytes, and then there is
+    no "difference". That is the paired difference of mean losses in nats per token, on text by
+    which no format was selected. "verdict" is the result in words.
     """
     against = smallest_larger_uniform(damage)
     result: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}

@@ -32,6 +32,7 @@ def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
             readers_by_norm.setdefault(norm, []).extend(readers)
 
     def read_by_linears_only(norms: Collection[str]) -> bool:
+        """Tell whether the logits stay if all but linear layers read other outputs of norms."""
         return torch.equal(_trace_readers(model, norms)[1], expected)
 
     if read_by_linears_only(readers_by_norm):  # all at once saves a pass for each norm
@@ -48,9 +49,10 @@ def readers_of_tensors(model: nn.Module) -> list[list[str]]:
 def _trace_readers(
     model: nn.Module, doubled_norms: Collection[str] = ()
 ) -> tuple[list[tuple[str, list[str]]], Tensor]:
-    """Run a model over a few tokens, with the ids 0, 1, 2 ..., and return two things: a pair for
-    each tensor that linear layers read, of the norm that computes it ("" for none) and the names of
-    the layers; and the logits.
+    """Run a model over a few tokens, with the ids 0, 1, 2 ..., and record what linear layers read.
+
+    Return a list of pairs, one for each tensor that they read: the name of the norm that computes
+    it ("" for none), and the names of the layers. Return the logits too.
 
     Every other output channel of `doubled_norms` is doubled, and halved where a linear layer reads
     it: that changes no bit of the logits unless something else reads the output too.

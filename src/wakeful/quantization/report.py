@@ -329,9 +329,9 @@ def _next_steps(
     saved: Mapping[str, Any] | None,
     mixed_model: MixedModel | None,
 ) -> list[NextStep]:
-    """Return the commands to suggest: for a saved model those that use it; for a mixed model (a
-    format for each layer) the one that saves it, or none if the call's `options` are unknown;
-    otherwise what to do after measuring schemes.
+    """Return the commands to suggest. For a saved model, they use it. For a mixed model (a format
+    for each layer), one saves it; there is none if the call's `options` are unknown. Otherwise it
+    is what to do after measuring schemes.
     """
     if saved:
         reading = options.text_flags if options else ""

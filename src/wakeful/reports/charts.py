@@ -314,8 +314,8 @@ def slug(title: str) -> str:
 def standalone_spec(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
     """Return the specification of a chart as a picture outside a page.
 
-    It gets the title `title`, the legends that a page draws for all of its charts, and, as a
-    subtitle or without a title in its place, the first choice of its drop-down list. `width`, in
+    It gets the title `title`, and the legends that a page draws for all of its charts. The first
+    choice of its drop-down list becomes the subtitle, or the title if there is none. `width`, in
     pixels, is for a chart that fills the width of a page. What only a pointer shows is left out.
     """
     spec = add_legends(spec) | {"config": theme()}
