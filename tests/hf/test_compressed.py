@@ -429,7 +429,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
 
     model = llama()
     fails("coarse cannot be saved as compressed-tensors", model, "coarse")
-    fails("keys and values of 8 bits with a calibrated scale per tensor", model, "kv8")
+    fails("keys and values of 8 bits with calibrated scales per tensor or head", model, "kv8")
     fails(r"nvfp4\(scales='static'\)", model, "nvfp4")
     fails("cannot be saved", model, "scheme(weights=nv_e2m1(per='channel'))")
     fails("cannot be saved", model, "mxfp4(inputs=e4m3(per='token'))")
