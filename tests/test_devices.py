@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from wakeful.inheritance.layers import LayerMap, diagnose_layers
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate_tokens
-from wakeful.quantization import measure as measuring
 from wakeful.quantization import parse_scheme, quantize_module
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.sensitivity import measure_layer_costs
@@ -192,18 +190,6 @@ def test_teachers() -> None:
         return [float(loss.detach())]
 
     same(do)
-
-
-@pytest.mark.slow
-def test_clocks_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is queued there counts, and loading its kernels does not."""
-    model, now = decoder().to(GPU), [0.0]
-    small = quantize_module(model, "w4")
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(measuring, "time", clock)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: now.append(now.pop() + 1))
-    found = measure_damage("tiny", model, {"w4": small}, [here(model)[:1]] * 2)
-    assert found.schemes["w4"].seconds == 2
 
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -74,12 +74,6 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has finished its queued work, so that a clock may be read."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def estimate_seconds(
     operations: float, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> float:
