@@ -250,7 +250,7 @@ def test_auto_stores_the_token_that_costs_nothing(
     )
     found = wakeful.cure(model, prefix="auto", **read)
     assert found.prefix == (7,)
-    assert "on the text that chose it: +0.005 nats per token" in dict(found.done)["Prefix"]
+    assert "on the text used to choose it: +0.005 nats per token" in dict(found.done)["Prefix"]
     sunk = wakeful.cure(model, sinks=True, **read)
     assert "fitted to id 7 before the text" in dict(sunk.done)["Learned sinks"]
     costly = SinkTrial((7,), (4.0, 4.0), 0.01, 0.01)

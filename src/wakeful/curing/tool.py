@@ -588,7 +588,7 @@ def _choose_stored_tokens(
     else:
         assert sink is not None
         tokens = [*sink.best.tokens]
-        change = f"; on the text that chose it: {sink.change(sink.best)}"
+        change = f"; on the text used to choose it: {sink.change(sink.best)}"
         if not tokens:  # every token that was tried raises the loss
             cheapest = _format_tokens(task.loaded, sink.token.tokens)
             description = (

@@ -116,7 +116,7 @@ def parity_sentence(summary: InheritanceSummary) -> str:
     )
     if heir.parity:
         return f"{result}: parity is reached, {gap} under it."
-    return f"{result}: it is {gap} short of parity."
+    return f"{result}: {heir.name} is {gap} short of parity."
 
 
 def inheritance_report(path: str | Path) -> Report:
