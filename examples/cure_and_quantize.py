@@ -5,6 +5,8 @@
 Without arguments the model is tiny and random, and reads Python's standard library.
 """
 
+from typing import Literal
+
 import tyro
 from stand_in import TEXT, tiny_llama
 
@@ -14,7 +16,7 @@ import wakeful
 def main(
     model: str = "",
     text: str = TEXT,
-    prefix: str = "1",
+    prefix: Literal["", "auto", "bos"] = "auto",
     schemes: tuple[str, ...] = ("coarse", "w4"),
     length: int = 64,
     out: str = "",
