@@ -256,7 +256,7 @@ def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path:
     assert not alone.head
     assert alone.method["Layers"].startswith("none: keys and values")
     with pytest.raises(
-        WakefulError, match=r"scale per tensor .*: name one of .*, or leave --save out"
+        WakefulError, match=r"per tensor or head .*: name one of .*, or leave --save out"
     ):
         wakeful.quantize(str(run), "kv8", save=str(tmp_path / "small"))
     with pytest.raises(WakefulError, match="kv8 and kv4 quantize the cache alone"):
