@@ -290,9 +290,10 @@ def _format_epilogue(name: str, verb: Verb, options: Sequence[Option], rare: boo
 
 
 def _list_names(verb: Verb, options: Iterable[Option], rare: bool) -> Iterator[str]:
-    """Yield a line with the names that the verb's arguments may have, then a line with the names of
-    variants for each option that takes one. An option without a group is rarely needed: it has a
-    line only with `rare`.
+    """Yield a line with the names that the verb's arguments may have. Then yield, for each option
+    whose value names a variant of one of the `FOLDERS`, a line with these names.
+
+    An option without a group is rarely needed: it has a line only with `rare`.
     """
     if names := ", ".join(verb.names()):
         yield f"{verb.usage.strip('[].').title()}s: {names}"

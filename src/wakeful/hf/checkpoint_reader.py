@@ -503,8 +503,9 @@ def disable_progress_bars() -> Iterator[None]:
 
 
 def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
-    """Raise `WakefulError` where Transformers' reader would load a GGUF file with another RoPE than
-    it has: it ignores a scaling, and assumes how many of a head's channels are rotated.
+    """Raise `WakefulError` where Transformers' reader would give a GGUF file's model another RoPE
+    than the file's. The reader ignores a scaling, and assumes how many of a head's channels are
+    rotated.
 
     `name` is the file's name, for the message.
     """
@@ -515,8 +516,8 @@ def _check_gguf_rope(header: GGUFHeader, name: str) -> None:
     heads = header.values.get(f"{architecture}.attention.head_count")
     width = header.values.get(f"{architecture}.embedding_length")
     has_sizes = type(width) is int and type(heads) is int and heads
-    # A file may omit the head width. Of a Llama, the reader then takes the number of rotated
-    # channels for it, so that this number is not ignored.
+    # A file may omit the head width: then it is the width divided by the heads. For a Llama without
+    # it the reader takes the number of rotated channels as the head width: nothing is lost then.
     if head_width is None and architecture != "llama" and has_sizes:
         head_width = width // heads  # pyright: ignore[reportOperatorIssue]
     rotated = header.values.get(f"{architecture}.rope.dimension_count")

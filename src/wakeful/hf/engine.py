@@ -138,12 +138,13 @@ def _find_engine_problems(
     query; None without sinks.
     """
     config = decoder.config
-    if not attentions[0].dot.normalizer.fused:  # no softmax, with or without a sink
+    if not attentions[0].dot.normalizer.fused:  # neither a softmax nor one with a sink
         yield f"model.normalizer = {config.normalizer} makes other weights than a softmax"
     if any(attention.attenders for attention in attentions):  # value routes that replace attention
         yield f"model.route = {config.route} attends in a way of its own"
     if sink is not None and sink.dim() > 1:
         yield f"model.normalizer = {config.normalizer} has another sink for every query"
+    # A kernel has one sink per head: one stored token or the normalizer's sink, not both.
     if config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None):
         yield (
             f"model.stored_prefix = {config.stored_prefix} and model.normalizer = "

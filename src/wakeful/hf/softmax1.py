@@ -75,6 +75,7 @@ def _add_softmax1_field(to_dict: Any) -> Any:
         table, choice = to_dict(config), softmax1_choice(config)
         return table if choice is None else table | {_CONFIG_FIELD: choice}
 
+    # The mark by which it is seen that `to_dict` is wrapped already.
     to_dict_with_softmax1.writes_softmax1 = True  # pyright: ignore[reportAttributeAccessIssue]
     return to_dict_with_softmax1
 

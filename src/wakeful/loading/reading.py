@@ -52,7 +52,8 @@ class EvaluationData(ABC):
     def sequences(
         self, loaded: Model, *, length: int, num_sequences: int, bos: bool
     ) -> list[list[int]]:
-        """Return the first `num_sequences` sequences of `length` tokens, with BOS first if `bos`.
+        """Return the first `num_sequences` sequences of `length` tokens, encoded as the model reads
+        text. With `bos`, the first of each sequence's `length` tokens is BOS.
 
         Raises:
             WakefulError: there are fewer, the length exceeds the model's context, or the model

@@ -274,7 +274,8 @@ class OrthoAdam(torch.optim.Optimizer):
         return ParameterStep(parameter, rotated, state, group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load moments saved by an OrthoAdam with the same names, seed and rotation.
+        """Load a state saved by an OrthoAdam with the same names, seed and rotation: its moments,
+        and the groups' settings as torch's optimizers do.
 
         Moments keep their precision even for bfloat16 parameters. Parameters without names are
         matched by order, as in torch's optimizers.
@@ -284,25 +285,25 @@ class OrthoAdam(torch.optim.Optimizer):
         """
         saved_groups = state_dict["param_groups"]
         own_groups = [(group["params"], group["rotations"]) for group in self.param_groups]
-        saved_sizes = [len(saved["params"]) for saved in saved_groups]
+        saved_sizes = [len(saved_group["params"]) for saved_group in saved_groups]
         if saved_sizes != [len(parameters) for parameters, _ in own_groups]:
             raise WakefulError("the state has other parameter groups than this optimizer")
         states: dict[Tensor, dict[str, Any]] = {}  # the saved ones
-        for saved, (parameters, rotations) in zip(saved_groups, own_groups, strict=True):
-            if "rotations" not in saved:
+        for saved_group, (parameters, rotations) in zip(saved_groups, own_groups, strict=True):
+            if "rotations" not in saved_group:
                 raise WakefulError("the state is not OrthoAdam's: it names no rotations")
             for key, parameter, saved_rotations, own_rotations in zip(
-                saved["params"], parameters, saved["rotations"], rotations, strict=True
+                saved_group["params"], parameters, saved_group["rotations"], rotations, strict=True
             ):
                 rotated = self._rotated[parameter]
-                if saved_rotations != own_rotations:
+                if saved_rotations != own_rotations:  # which name the seed too
                     raise WakefulError(
                         f"the state of {rotated.name} is of another rotation: "
                         f"{_describe_rotations(saved_rotations)} saved, "
                         f"{_describe_rotations(own_rotations)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
-            self._check_names(saved.get("param_names"), parameters)
+            self._check_names(saved_group.get("param_names"), parameters)
         super().load_state_dict(state_dict)
         for group, (_, rotations) in zip(self.param_groups, own_groups, strict=True):
             group["rotations"] = rotations

@@ -301,7 +301,12 @@ def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
 
 
 def _efficient_forward(q, k, v, keep, causal, scale):
-    """Return the output and its log-sum-exp, by the memory-efficient kernel, for any width."""
+    """Return the output of a plain softmax, and the log-sum-exp of each query's logits, by the
+    memory-efficient kernel. It takes heads of any width here.
+
+    `keep` is a mask of the pairs that may attend, or None; `scale` is a number, because the
+    kernel's default would be that of the padded width.
+    """
     width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
     # The kernel wants as many key heads as query heads, and aligned widths.
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))

@@ -138,7 +138,10 @@ class Entropy(MeanProbe):
     """
 
     def see_attention(self, event: AttentionEvent) -> None:
-        """Add the entropy of the heads' mean importance, and of each head's own."""
+        """Add, for each sequence, the entropy of the keys' importance, the mean attention that each
+        key receives: of the heads' mean, as the paper's code computes it (variant "code"), and of
+        each head.
+        """
         for statistics in event.statistics:
             importance = statistics.importance
             of_mean = float(exact.entropy(importance.mean(0)))

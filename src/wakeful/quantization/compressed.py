@@ -571,7 +571,7 @@ def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]
             advice = f"use --scheme {smaller.with_scales(scheme.scales).expression!r}, or "
         raise WakefulError(
             f"{name} reads {width} channels, which are not whole groups of "
-            f"{grid.group}, and {FORMAT} has no shorter group: {advice}{_MEASURE_ONLY}"
+            f"{grid.group}, and {FORMAT} has no shorter last group: {advice}{_MEASURE_ONLY}"
         )
 
 

@@ -13,8 +13,8 @@ _MAPS = {
 
 def describe_bridge(fit: BridgeGap, bridge: BridgeConfig | None) -> str:
     """Return sentences on the bridge over dropped layers, a linear map that replaces them: which
-    matrix it is, and its error on the text that it was solved on. With `bridge` None the kind of
-    matrix is unknown.
+    matrix it is, and its error on the text that it was solved on. With `bridge` None, or
+    a map that is not in `_MAPS`, the kind of matrix is left out.
     """
     how = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
     layers = format_layers(range(fit.first, fit.last + 1))
