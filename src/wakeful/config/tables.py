@@ -89,7 +89,7 @@ def merge_over_preset(table: Mapping[str, Any], name: str) -> TomlTable:
     `name` is the table's name in errors.
 
     Raises:
-        WakefulError: there is no such preset.
+        WakefulError: no preset has this name.
     """
     changes = {key: value for key, value in table.items() if key != "preset"}
     if "preset" not in table:

@@ -710,7 +710,7 @@ def _read_templates(table: Mapping[str, Any]) -> dict[str, str]:
     Entries without a template are passed over.
 
     Raises:
-        WakefulError: a template is no text, or its name could not be that of a file.
+        WakefulError: a template is not a text, or its name cannot be a file's name.
     """
     value = table.get("chat_template")
     entries = value if isinstance(value, list) else [{"name": "default", "template": value}]

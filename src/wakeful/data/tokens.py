@@ -190,7 +190,7 @@ class PreparedData(Data):
         """Memory-map the tokens of one split.
 
         Raises:
-            WakefulError: there is no such split, or its files do not agree with `data.json`.
+            WakefulError: no split has this name, or its files do not agree with `data.json`.
         """
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")

@@ -73,7 +73,7 @@ def _describe_lineage(model: Model, source: Model, done: Iterable[str]) -> tuple
 
     `source` is the model that it was derived from by the steps `done`, or the model itself.
     """
-    run = run_at(source.path)  # None if the source is no run
+    run = run_at(source.path)  # None if the source is not a run
     is_derived = source is not model
     lines = _lineage_lines(run) if run is not None else []
     if is_derived or done:

@@ -142,7 +142,7 @@ class Model:
             if GENERATION in files:
                 return json.loads(files[GENERATION])
             settings = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-        # There is no file: of the configuration only the end tokens count.
+        # Without a file, only the end tokens of the configuration count.
         ends = settings.get("eos_token_id")
         return {} if ends in (None, self.end) else {"eos_token_id": ends}
 

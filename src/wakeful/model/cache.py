@@ -96,7 +96,7 @@ class Cache:
         return tensor[:, :, self.prefix_length : end].transpose(1, 2)
 
     def owned(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return what `read` does, or a tensor without heads (G = 0) if there is no such slot or
+        """Return what `read` does, or a tensor without heads (G = 0) if the cache lacks the slot or
         nothing is stored in it, as for a layer that borrows its keys or values.
         """
         if self._tensors.get(slot) is None:

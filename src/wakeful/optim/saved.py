@@ -99,7 +99,7 @@ def from_json(value: Any, read: Callable[[str], Tensor]) -> Any:
 def _memory_order(tensor: Tensor) -> list[int]:
     """Return a tensor's dimensions in their order in memory, the outermost first.
 
-    [] if that is their usual order, or if there is no such order: the tensor is sharded, or its
+    [] if that is their usual order, or if they have none because the tensor is sharded or its
     memory has gaps.
     """
     if isinstance(tensor, DTensor) or tensor.is_contiguous():

@@ -54,8 +54,8 @@ def layers_by_block(
     for index, block_layers in enumerate(layers_of_blocks):
         with runner.run_only(index):
             yield from _split_by_memory(block_layers)
-            # The next block needs this one's outputs. Run it again with its new layers, or for the
-            # first time if it has no layers, so that the caller has not run it.
+            # The next block needs this one's outputs: run it again with its new layers. A block
+            # without layers, which the caller has not run, is run for the first time.
             is_block = index < len(runner.blocks)  # the last entry is of layers outside the blocks
             if is_block and (rerun_blocks or not block_layers):
                 runner.run(model, text)

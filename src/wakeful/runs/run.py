@@ -136,7 +136,8 @@ class Run:
         """Create a run directory, which the context fills under a temporary name; it is renamed to
         `path` when the context ends without an error.
 
-        run.json is written last, with `fields` as further entries: a folder without it is no run.
+        run.json is written last, with `fields` as further entries. Without it a folder is not a
+        run.
 
         Raises:
             WakefulError: `path` exists and is not an empty folder, or cannot be written.
@@ -288,7 +289,7 @@ class Run:
         return frame
 
     def metrics(self, log: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """Return the rows of a JSON Lines file; none if there is no file. A last line that a crash
+        """Return the rows of a JSON Lines file; without a file, no rows. A last line that a crash
         has cut off is left out.
 
         Raises:
@@ -377,7 +378,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise WakefulError(f"{path} is not a file")
     try:
         value = json.loads(path.read_text("utf-8"))
-        # Refuse half a surrogate pair, which is no text, and NaN and infinity.
+        # Refuse half a surrogate pair, which is not text, and NaN and infinity.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except FileNotFoundError:
         raise WakefulError(f"{path} is missing; is the run finished?") from None

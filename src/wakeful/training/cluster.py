@@ -271,7 +271,7 @@ def train_from_table(table: Mapping[str, Any], folder: str) -> JobResult:
     """Train a run in `folder`, or continue the run there; `table` is its configuration.
 
     Users' modules that the configuration names are imported: the user wrote it. A resumed run does
-    not import them itself, and a job is a new process, which has not imported them yet.
+    not import them itself, and a job is a new process without them.
     """
 
     def work() -> None:
