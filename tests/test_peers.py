@@ -62,6 +62,7 @@ def test_a_plain_cell_is_what_transformers_computes(folder: Path, tmp_path: Path
         ("gptq", "w4a16"),
         ("smoothquant", "w8a8-token"),
         ("cured", "kv4"),
+        ("chosen, gptq, tuned", "mixed"),
     ],
 )
 def test_a_format_costs_little_or_much(
@@ -106,4 +107,4 @@ def test_the_table_pairs_windows(tmp_path: Path) -> None:
 
 def test_groups_divide_every_layer() -> None:
     assert [group_of(each) for each in ({256, 512}, {576, 1536}, {96, 64})] == [128, 64, 32]
-    assert all(each.weights or each.cache or each.block for each in FORMATS.values())
+    assert all(each.weights or each.cache or each.block or each.bits for each in FORMATS.values())

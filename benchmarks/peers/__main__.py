@@ -18,15 +18,20 @@ from wakeful.loading.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = {
-    "wakeful": [], "llmcompressor": ["llmcompressor==0.14.0.1"], "torchao": ["torchao==0.18.0"],
+    "wakeful": [],
+    "llmcompressor": ["llmcompressor[higgs]>=0.14.1a20261020,<0.16", "pulp<3"],
+    "torchao": ["torchao==0.18.0"],
     "modelopt": ["nvidia-modelopt[hf]==0.47.0"],
 }  # fmt: skip
 """What pip installs beside wakeful, a tool an environment: their versions of Transformers clash."""
 METHODS = {
-    "wakeful": ("rtn", "gptq", "smoothquant", "cured", "cured, gptq", "stock, gptq"),
+    "wakeful": (
+        "rtn", "gptq", "smoothquant", "cured", "cured, gptq", "stock, gptq", "chosen, gptq",
+        "chosen, gptq, tuned",
+    ),
     "llmcompressor": (
         "rtn", "gptq", "awq", "autoround", "smoothquant", "smoothquant, gptq", "rotated",
-        "rotated, gptq",
+        "rotated, gptq", "chosen, gptq", "chosen, gptq, distilled",
     ),
     "torchao": ("rtn",),
     "modelopt": ("rtn", "awq", "smoothquant"),
@@ -100,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--tools", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--methods", nargs="+", default=[], help="of those that a tool has")
-    parser.add_argument("--steps", type=int, default=200, help="of AutoRound, a block")
+    parser.add_argument("--steps", type=int, default=200, help="of AutoRound a block, or of tuning")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--at_once", type=int, default=1, help="cells that run side by side")
@@ -125,6 +130,8 @@ def _cells(asked: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
                 rounds = method not in ("rtn", "cured", "rotated")  # weights, by a method
                 smooth = method.startswith("smoothquant")  # for the sake of inputs
                 if (rounds and meant.cache) or (smooth and not (meant.inputs or meant.block)):
+                    continue
+                if method.startswith("chosen") != bool(meant.bits):
                     continue
                 if not asked.methods or method in asked.methods:
                     yield tool, method, form

@@ -22,6 +22,8 @@ class Format:
     cache: int = 0
     block: str = ""
     """A format of blocks, for weights and inputs alike."""
+    bits: float = 0.0
+    """Mean bits per weight, scales included, where each layer has a format of its own."""
 
 
 FORMATS = {
@@ -33,6 +35,7 @@ FORMATS = {
     "kv4": Format("4-bit keys and values", cache=4),
     "nvfp4": Format("NVFP4 weights and inputs", block="nvfp4", per="tensor"),
     "mxfp4": Format("MXFP4 weights and inputs", block="mxfp4"),
+    "mixed": Format("weights of 4.5 bits on average, a format for each layer", bits=4.5),
 }
 
 

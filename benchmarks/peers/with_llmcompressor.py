@@ -14,8 +14,10 @@ from compressed_tensors.quantization import (
 )
 from datasets import Dataset
 from llmcompressor import oneshot
+from llmcompressor.entrypoints.higgs import get_higgs_config
 from llmcompressor.modifiers.autoround import AutoRoundModifier
 from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.qad import QADModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
@@ -47,6 +49,7 @@ PREPARED = {
     "smoothquant, gptq": [lambda _: SmoothQuantModifier(smoothing_strength=0.5)],
     "rotated": [_rotated],
     "rotated, gptq": [_rotated],
+    "chosen, gptq": [], "chosen, gptq, distilled": [],
 }  # fmt: skip
 """What each method does before it rounds."""
 if not torch.accelerator.is_available():  # AWQ pins memory, which torch refuses without one
@@ -64,23 +67,46 @@ def quantized(
             num_bits=form.cache, type="int", strategy="tensor", symmetric=True, dynamic=False
         )
         options["config_groups"] = {}
+    elif form.bits:
+        options["config_groups"] = _chosen_groups(job["model"], form.bits, group)
     else:
         options["config_groups"] = {"all": _scheme(form, group)}
     last: Any = QuantizationModifier
-    if method.endswith("gptq"):
+    if "gptq" in method:
         last = GPTQModifier
     elif method == "autoround":
         last = AutoRoundModifier
         options |= {"iters": job["steps"], "enable_torch_compile": False}
         model = model.to(torch.bfloat16)  # what it computes in on a processor
+    distilled = [QADModifier()] if method.endswith("distilled") else []
     rows = {"input_ids": [window[0].tolist() for window in calibration]}
     rows["attention_mask"] = [[1] * len(row) for row in rows["input_ids"]]
     oneshot(
         model=model, dataset=Dataset.from_dict(rows),
-        recipe=[*(make(model) for make in PREPARED[method]), last(**options)],
+        recipe=[*(make(model) for make in PREPARED[method]), last(**options), *distilled],
+        pipeline="sequential" if distilled else "independent",
         num_calibration_samples=len(calibration), max_seq_length=calibration[0].shape[1],
     )  # fmt: skip
     return model.float()
+
+
+def _chosen_groups(model: str, bits: float, group: int) -> dict[str, QuantizationScheme]:
+    """Return the groups of layers in 4 and in 8 bits that HIGGS chooses for so many bits a weight.
+
+    HIGGS counts no scales, of which 4 bits in groups have one of 16 bits per group.
+    """
+    bits_of_scales = 16 / group
+    share_in_8_bits = (bits - 4 - bits_of_scales) / (4 - bits_of_scales)
+    config = get_higgs_config(
+        model,
+        [
+            _scheme(Format("", weights=4, grouped=True), group),
+            _scheme(Format("", weights=8), group),
+        ],
+        ignore=["lm_head", "re:.*embed_tokens"],
+        target_avg_bitwidth=4 + 4 * share_in_8_bits,
+    )
+    return config.config_groups
 
 
 def _scheme(form: Format, group: int) -> QuantizationScheme:

@@ -13,6 +13,8 @@ from wakeful.curing.search import SEARCH_LENGTH, SearchTexts, choose_cure
 from wakeful.hf.weights_in import convert_hf_model
 from wakeful.quantization import quantize_module
 from wakeful.quantization.compressed import save_compressed
+from wakeful.quantization.convert import linear_layers
+from wakeful.quantization.format_search import Budget, FormatSearch, split_text
 from wakeful.quantization.schemes import Absmax, Scheme, parse_scheme
 from wakeful.quantization.schemes.methods import Gptq, Method, Smooth
 
@@ -24,6 +26,8 @@ def quantized(
     job: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
     """Return the quantized model: Transformers' own modules, or our decoder where it is cured."""
+    if form.bits:
+        return _chosen(model, form, calibration, job["steps"] if method.endswith("tuned") else 0)
     scheme = _scheme(form, group)
     methods: dict[str, Method] = {"gptq": Gptq(), "smoothquant": Smooth(norms=True)}
     by = methods.get(method.rpartition(", ")[2])
@@ -44,6 +48,20 @@ def quantized(
         asked, scheme, calibration=calibration if scheme.calibrated else (),
         skip=() if form.cache else HEADS,
     )  # fmt: skip
+
+
+def _chosen(
+    model: PreTrainedModel, form: Format, calibration: list[Tensor], steps: int
+) -> nn.Module:  # fmt: skip
+    """Return the model with a format chosen for each layer, and scales trained for `steps`."""
+    stored = torch.bfloat16
+    layers = linear_layers(model, HEADS)
+    search = FormatSearch(
+        model, layers, Budget(bits=form.bits), *split_text(calibration),
+        model_bytes=sum(each.numel() for each in model.parameters()) * stored.itemsize,
+        stored_dtype=stored, tuning_steps=steps,
+    )  # fmt: skip
+    return search.find_formats().module
 
 
 def _scheme(form: Format, group: int) -> Scheme:

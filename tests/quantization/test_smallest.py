@@ -208,7 +208,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     listed = wakeful.quantize(
         str(folder), bits=5.0, scheme=("w4a16(weights=absmax(bits=4, per='channel', group=32))",
         "scheme(weights=nv_e2m1(per='tensor'))", "fp8"), calibration_sequences=4, cache="fp8_head",
-        save=str(tmp_path / "floats"), **options,
+        tune=2, save=str(tmp_path / "floats"), **options,
     )  # fmt: skip
     assert listed.mixed_model is not None
     assert len(listed.mixed_model.engine.schemes) == 3

@@ -1,6 +1,7 @@
 """Tuning of scales: its gradient against autograd's, and a state from which it goes on."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,44 +14,113 @@ from quantization.test_smallest import llama
 from wakeful.errors import WakefulError
 from wakeful.probes.running import logits_of
 from wakeful.quantization import quantize_module, quantized_layers
-from wakeful.quantization.linear import quantize_layer
-from wakeful.quantization.schemes import Absmax, Grid, Scheme
-from wakeful.quantization.schemes.grids import Ggml
+from wakeful.quantization.linear import QuantizedLinear, quantize_layer
+from wakeful.quantization.schemes import Absmax, Grid, Scheme, Zeropoint, parse_scheme
+from wakeful.quantization.schemes.grids import Ggml, NvE2M1
+from wakeful.quantization.schemes.methods import InputStatistics
 from wakeful.quantization.tuning import (
     _load_state,
     _save_state,
     _set_kl_gradients,
+    _start_log_ratios,
     _trainable_scales,
     is_clear_decrease,
+    is_tunable,
     sequences_per_step,
     tune_scales,
 )
 
-GRIDS: list[Grid] = [
-    Absmax(bits=4, per="channel", group=16, scale="bfloat16"),
-    Absmax(bits=8, per="channel", scale="bfloat16"),
-    Absmax(bits=8, per="tensor"),
-    Ggml(bits=4), Ggml(bits=5),
-]  # fmt: skip
+W4 = Scheme(weights=Absmax(bits=4, per="channel", group=16, scale="bfloat16"))
+SCHEMES = [
+    W4,
+    Scheme(weights=Absmax(bits=8, per="channel", scale="bfloat16")),
+    Scheme(weights=Absmax(bits=8, per="tensor")),
+    Scheme(weights=Absmax(bits=4, per="channel", group=48)),  # the last group is shorter
+    Scheme(weights=Zeropoint(bits=4, per="channel", group=16)),
+    Scheme(weights=Ggml(bits=4)),
+    Scheme(weights=Ggml(bits=5)),
+    parse_scheme("w8a8"),
+    parse_scheme("coarse"),
+    parse_scheme("coarse(scales='static')"),
+    parse_scheme("fine(method=smooth)"),
+    parse_scheme("fp8"),
+    parse_scheme("nvfp4"),
+    Scheme(weights=NvE2M1(per="channel")),
+]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_gradients_are_those_of_scaled_codes(grid: Grid) -> None:
-    layer = quantize_layer(nn.Linear(64, 5), Scheme(weights=grid))
-    first, x = layer.scale, torch.randn(2, 7, 64, requires_grad=True)
-    logarithm = (0.1 * torch.randn(first.shape)).requires_grad_()
-    with _trainable_scales({"": layer}, {"": first}, {"": logarithm}):
+def quantized_layer(scheme: Scheme, x: torch.Tensor) -> QuantizedLinear:
+    """Return a layer (64, 5) whose static scales and divisors are those of the inputs x."""
+    linear = nn.Linear(64, 5).requires_grad_(False)
+    statistics = InputStatistics(
+        x.abs().amax((0, 1)), float(linear(x).abs().max()), None, linear.weight.abs().amax(0)
+    )
+    return quantize_layer(linear, scheme, statistics)
+
+
+def plus_rounding_error(
+    values: torch.Tensor, grid: Grid | None, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Return values (B, L, K) plus the constant by which a number format rounds them."""
+    if grid is None:
+        return values
+    rows = values.detach().flatten(0, 1)
+    rounded = grid.fake_quantize(rows, grid.compute_scales(rows, len(values), scale))
+    return values + (rounded.view_as(values) - values.detach())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_gradients_are_those_of_scaled_codes(scheme: Scheme) -> None:
+    """Those of autograd, with rounding as the identity plus a constant."""
+    x = torch.randn(2, 7, 64)
+    layer = quantized_layer(scheme, x)
+    log_ratios = {
+        f"0.{name}": (0.1 * torch.randn(scale.shape)).requires_grad_()
+        for name, scale in (("scale", layer.scale), ("outer", layer.outer))
+        if scale is not None
+    }
+    x.requires_grad_()
+    with _trainable_scales({"0": layer}, log_ratios):
         y = layer(x)
     upstream = torch.randn_like(y)
-    found = torch.autograd.grad(y, [x, logarithm], upstream)
-    exact = first.float() * logarithm.exp()
-    scale = exact.to(first.dtype).float()
-    theta = torch.zeros_like(logarithm, requires_grad=True)
-    codes = layer.operands.integers.float().unflatten(1, (scale.shape[1], -1))
-    weight = (codes * (scale * theta.exp()).unsqueeze(2)).flatten(1)
-    expected = F.linear(x, weight, layer.bias)
+    gradients = torch.autograd.grad(y, [x, *log_ratios.values()], upstream)
+
+    grid, operands = layer.grid, layer.operands
+    first_scales = (operands.scales.scale, layer.outer)
+    scales: list[torch.Tensor | None] = [None, None]
+    thetas = [torch.zeros_like(theta, requires_grad=True) for theta in log_ratios.values()]
+    for index, (theta, first) in enumerate(zip(thetas, first_scales, strict=False)):
+        assert first is not None
+        exact = first * list(log_ratios.values())[index].detach().exp()
+        stored = exact if index else grid.decode_scale(grid.encode_scale(exact))
+        scales[index] = stored * theta.exp()
+    assert scales[0] is not None
+    step, zero = replace(operands.scales, scale=scales[0], outer=scales[1]).expand(64)
+    numbers = grid.decode(operands.integers, torch.float32)
+    weight = (numbers if zero is None else numbers - zero) * step
+
+    divided = x if layer.divisor is None else x / layer.divisor
+    inputs = plus_rounding_error(divided, scheme.inputs, layer.input_scale)
+    product = F.linear(inputs, weight, layer.bias)
+    expected = plus_rounding_error(product, scheme.outputs, layer.output_scale)
     torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, [x, theta], upstream))
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, [x, *thetas], upstream))
+    assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_a_layer_whose_scales_are_trained_computes_what_it_did(scheme: Scheme) -> None:
+    x = torch.randn(2, 7, 64)
+    layers = {"0": quantized_layer(scheme, x)}
+    y = layers["0"](x)
+    with _trainable_scales(layers, _start_log_ratios(layers)):
+        torch.testing.assert_close(layers["0"](x), y)
+
+
+def test_scales_of_powers_of_two_are_not_trained() -> None:
+    assert not is_tunable(parse_scheme("mxfp4"))
+    assert not is_tunable(parse_scheme("kv8"))
+    assert all(map(is_tunable, SCHEMES))
 
 
 def test_the_gradient_is_that_of_the_mean_divergence() -> None:
@@ -75,7 +145,7 @@ def test_the_gradient_is_that_of_the_mean_divergence() -> None:
 
 
 def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    model, scheme = llama(), Scheme(weights=GRIDS[0])
+    model, scheme = llama(), W4
     text = [some_tokens(1, 400, vocab_size=61, seed=n) for n in range(5)]
     assert sequences_per_step(400) == 2
 
@@ -103,6 +173,40 @@ def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Pat
     state.write_bytes(b"nothing")
     with pytest.raises(WakefulError, match="is no state of tuning"):
         tune(6, state)
+
+
+def test_layers_that_engines_fuse_keep_one_outer_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wakeful.quantization.tuning.is_clear_decrease", lambda *kl: True)
+    model, state = llama(), tmp_path / "state.safetensors"
+    text = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(2)]
+    small = quantize_module(model, "nvfp4")
+    layers = quantized_layers(small)
+    before = {name: (layer.scale, layer.outer) for name, layer in layers.items()}
+    tune_scales(model, small, text, text, steps=2, rate=0.1, state=state)
+    changed = 0
+    for block in ("model.layers.0.", "model.layers.1."):
+        for fused in (
+            ("self_attn.q", "self_attn.k", "self_attn.v"),
+            ("mlp.gate", "mlp.up"),
+        ):
+            outers = [layers[f"{block}{part}_proj"].outer for part in fused]
+            assert outers[0] is not None
+            assert all(outer is not None and torch.equal(outer, outers[0]) for outer in outers)
+    for name, layer in layers.items():
+        scale, outer = before[name]
+        assert layer.outer is not None
+        assert outer is not None
+        assert not torch.equal(layer.outer, outer)
+        assert layer.scale.dtype == torch.uint8
+        assert bool(layer.dequantize().isfinite().all())
+        changed += int((layer.scale != scale).sum())
+    assert changed > 100
+    again = quantize_module(model, "nvfp4")  # the state has all steps: nothing is left to train
+    tune_scales(model, again, text, text, steps=2, rate=0.1, state=state)
+    for name, layer in quantized_layers(again).items():
+        assert torch.equal(layer.dequantize(), layers[name].dequantize())
 
 
 def test_layers_that_some_steps_do_not_reach_go_on_too(tmp_path: Path) -> None:
@@ -138,7 +242,7 @@ def test_the_first_step_is_as_long_as_the_rate(monkeypatch: pytest.MonkeyPatch) 
     """Adam's first step has the length of the rate, with which the cosine begins."""
     monkeypatch.setattr("wakeful.quantization.tuning.is_clear_decrease", lambda *kl: True)
     model = llama()
-    small = quantize_module(model, Scheme(weights=GRIDS[0]))
+    small = quantize_module(model, W4)
     untrained = {name: layer.scale.float() for name, layer in quantized_layers(small).items()}
     text = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(2)]
     tune_scales(model, small, text, text, steps=1, rate=0.5)

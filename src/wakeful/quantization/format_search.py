@@ -28,7 +28,7 @@ from wakeful.quantization.linear import QuantizedLinear, quantize_layer, weight_
 from wakeful.quantization.measure import kl_per_sequence, loss_and_kl_per_sequence
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.scores import Scores, score_formats
-from wakeful.quantization.tuning import Tuning, copy_with_own_scale, is_tunable, tune_scales
+from wakeful.quantization.tuning import Tuning, copy_with_own_scales, is_tunable, tune_scales
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 MIXED = "mixed"
@@ -263,7 +263,10 @@ class FormatSearch:
                 or scales are to be trained and no format has scales that can be.
         """
         if self.tuning_steps and not any(map(is_tunable, self.engine.schemes.values())):
-            raise WakefulError("tune: none of these formats has scales of whole numbers to train")
+            raise WakefulError(
+                "tune: the scales of these formats are powers of two, which cannot be trained: "
+                "leave --tune out, or name another format"
+            )
         if self.budget.loss:  # only measured losses show whether it can be met
             return
         min_bytes = Frontier(self.unscored.choices).min_bytes
@@ -386,7 +389,7 @@ class FormatSearch:
             if name in self.embeddings:
                 replacements |= self.embeddings[name].replacements(quantized)
             else:
-                replacements[id(self.layers[name])] = copy_with_own_scale(quantized)
+                replacements[id(self.layers[name])] = copy_with_own_scales(quantized)
         return with_modules(self.model, replacements)
 
     def _compare_with_uniform(self, candidates: Candidates, allocation: Allocation) -> Allocation:

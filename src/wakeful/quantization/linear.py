@@ -151,20 +151,19 @@ class QuantizedLinear(FixedDtypeModule):
         sequence's output does not depend on the others in its batch. In rows (M, K), to which a few
         models flatten a batch, all tokens share one.
         """
-        rows, scales, num_sequences = self._prepare_inputs(x)
-        outputs = self.scheme.outputs
+        rows, scales, num_sequences = self.prepare_inputs(x)
         multiply = emulated_product if self.scheme.emulated else integer_product
         y = multiply(rows, self.scheme.inputs, scales, self.operands)
         if self.bias is not None:
             y = y + self.bias.float()
-        if outputs is not None:
-            output_scales = outputs.compute_scales(y, num_sequences, self.output_scale)
-            y = outputs.fake_quantize(y, output_scales)
+        y = self.round_outputs(y, num_sequences)
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def _prepare_inputs(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
+    def prepare_inputs(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
         """Return inputs as float32 rows (M, K), divided by the layer's divisor; their scales, None
         where inputs are not quantized; and the number of sequences in the rows.
+
+        No gradient flows through the scales.
         """
         rows = x.reshape(-1, self.in_features).float()
         if self.divisor is not None:
@@ -172,8 +171,15 @@ class QuantizedLinear(FixedDtypeModule):
         num_sequences = x.shape[0] if x.ndim > 2 else 1
         grid, scales = self.scheme.inputs, None
         if grid is not None:
-            scales = grid.compute_scales(rows, num_sequences, self.input_scale)
+            scales = grid.compute_scales(rows.detach(), num_sequences, self.input_scale)
         return rows, scales, num_sequences
+
+    def round_outputs(self, y: Tensor, num_sequences: int) -> Tensor:
+        """Return outputs y (M, N) of `num_sequences` sequences, rounded if the scheme says so."""
+        grid = self.scheme.outputs
+        if grid is None:
+            return y
+        return grid.fake_quantize(y, grid.compute_scales(y, num_sequences, self.output_scale))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)

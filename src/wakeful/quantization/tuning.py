@@ -6,7 +6,9 @@ With codes q of layer W and scales s, Ŵ = q·s; s = s₀·exp(θ), θ trained b
 
 (EfficientQAT's second stage, 2407.11062, end to end). Scales are rounded as the file stores them
 in every step, with the gradient of the identity in θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over the weights that
-share the scale. Teacher and student are both in memory.
+share the scale. Inputs and outputs that the scheme quantizes are rounded too, again with the
+gradient of the identity. A format with two levels of scales has a θ for each level. Teacher and
+student are both in memory.
 
 Shapes: M tokens, K input channels, N output channels, G scales of a row.
 """
@@ -34,8 +36,8 @@ from wakeful.model.evaluating import evaluating
 from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
 from wakeful.quantization.measure import kl_per_sequence, logits_and_targets
-from wakeful.quantization.schemes import Absmax, Scheme
-from wakeful.quantization.schemes.grids import Ggml
+from wakeful.quantization.norm_readers import readers_of_tensors
+from wakeful.quantization.schemes import Scheme
 from wakeful.runs.run import replace_atomically, save_tensors
 from wakeful.terminal.display import OnProgress, ignore_progress
 
@@ -83,7 +85,8 @@ def tune_scales(
 
     Args:
         model: the model in full precision.
-        quantized_model: its quantized version, of which some layers have scales to train.
+        quantized_model: its quantized version; layers whose scales can be trained (`is_tunable`)
+            are.
         text: sequences of one length to train on, which steps read in turn.
         validation_text: other sequences, to measure KL on.
         steps: number of steps of Adam.
@@ -100,22 +103,25 @@ def tune_scales(
         for name, layer in quantized_layers(quantized_model).items()
         if is_tunable(layer.scheme)
     }
-    initial_scales = {name: layer.scale for name, layer in layers.items()}
-    log_ratios = {  # θ of each layer
-        name: torch.zeros_like(scale, dtype=torch.float32, requires_grad=True)
-        for name, scale in initial_scales.items()
-    }
-    parameters = list(log_ratios.values())
+    # Only an outer scale per tensor is shared.
+    shares_scales = any(
+        layer.outer is not None and layer.grid.per == "tensor" for layer in layers.values()
+    )
+    readers = readers_of_tensors(quantized_model) if shares_scales else []
+    log_ratios = _start_log_ratios(layers, readers)
+    name_of_ratio = {theta: name for name, theta in log_ratios.items()}  # shared ones once
+    distinct_ratios = {name: theta for theta, name in name_of_ratio.items()}
+    parameters = list(distinct_ratios.values())
     optimizer = torch.optim.Adam(parameters, lr=rate)
     first_step, digest = 0, ""
     if state is not None:
         digest = _training_digest(layers.values(), text, steps, rate)
         if state.exists():
-            first_step = _load_state(state, optimizer, log_ratios, digest)
+            first_step = _load_state(state, optimizer, distinct_ratios, digest)
     (kl_before,) = kl_per_sequence(model, [quantized_model], validation_text)
     num_sequences, saved_at = sequences_per_step(text[0].shape[1]), time.monotonic()
     on_progress(first_step, steps)
-    with evaluating(quantized_model), _trainable_scales(layers, initial_scales, log_ratios):
+    with evaluating(quantized_model), _trainable_scales(layers, log_ratios):
         for step in range(first_step, steps):
             indices = range(step * num_sequences, (step + 1) * num_sequences)
             sequences = [text[index % len(text)] for index in indices]
@@ -124,16 +130,17 @@ def tune_scales(
             optimizer.step()
             is_due = time.monotonic() - saved_at > _SECONDS_BETWEEN_STATES
             if state is not None and (is_due or step + 1 == steps):
-                _save_state(state, optimizer, log_ratios, digest, step + 1)
+                _save_state(state, optimizer, distinct_ratios, digest, step + 1)
                 saved_at = time.monotonic()
             on_progress(step + 1, steps)
+    untrained = {name: (layer.scale, layer.outer) for name, layer in layers.items()}
     for name, layer in layers.items():
-        layer.scale = _tuned_scale(layer, initial_scales[name], log_ratios[name].detach())
+        layer.scale, layer.outer = _tuned_scales(layer, *_of_layer(name, log_ratios))
     (kl_after,) = kl_per_sequence(model, [quantized_model], validation_text)
     improved = is_clear_decrease(kl_before, kl_after)
     if not improved:
         for name, layer in layers.items():
-            layer.scale = initial_scales[name]
+            layer.scale, layer.outer = untrained[name]
     return Tuning(steps, mean_and_error(kl_before), mean_and_error(kl_after), improved)
 
 
@@ -173,9 +180,9 @@ def _set_kl_gradients(
         logits.backward(logit_gradient.to(logits.dtype), inputs=list(parameters))
 
 
-def copy_with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
-    """Return a copy of a layer that shares its buffers, but whose `scale` can be replaced without
-    an effect on `layer`.
+def copy_with_own_scales(layer: QuantizedLinear) -> QuantizedLinear:
+    """Return a copy of a layer that shares its buffers, but whose scales can be replaced without an
+    effect on `layer`.
     """
     copied = copy.copy(layer)
     copied._buffers = dict(layer._buffers)  # else both have the same dictionary of buffers
@@ -183,21 +190,55 @@ def copy_with_own_scale(layer: QuantizedLinear) -> QuantizedLinear:
 
 
 def is_tunable(scheme: Scheme) -> bool:
-    """Tell whether the scales of a scheme can be trained: it quantizes weights only, to whole
-    numbers without zero points.
+    """Tell whether the scales of a scheme's weights can be trained: all can but powers of two,
+    between which there is nothing to step to.
     """
-    return isinstance(scheme.weights, Absmax | Ggml) and not scheme.activations
+    return scheme.weights is not None and scheme.weights.scale_type != torch.float8_e8m0fnu
 
 
-def _tuned_scale(
-    layer: QuantizedLinear, initial: Float[Tensor, "N G"], log_ratio: Float[Tensor, "N G"]
-) -> Float[Tensor, "N G"]:
-    """Return the trained scale s = s₀·exp(θ) in the dtype in which the layer stores scales."""
-    return (initial.float() * log_ratio.exp()).to(layer.grid.scale_type)
+def _start_log_ratios(
+    layers: Mapping[str, QuantizedLinear], readers: Iterable[Sequence[str]] = ()
+) -> dict[str, Float[Tensor, "_ _"]]:
+    """Return θ = 0 for every scale to train, by the name of its buffer, such as "layer.scale".
+
+    Layers that read the same tensor, of which `readers` has the names, have the same tensor θ for
+    their outer scales: engines multiply them as one matrix, under one outer scale.
+    """
+    log_ratios: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        log_ratios[f"{name}.scale"] = torch.zeros_like(
+            layer.scale, dtype=torch.float32, requires_grad=True
+        )
+        if layer.outer is not None:
+            log_ratios[f"{name}.outer"] = torch.zeros_like(layer.outer, requires_grad=True)
+    for names in readers:
+        sharing = [f"{name}.outer" for name in names if f"{name}.outer" in log_ratios]
+        for name in sharing:
+            log_ratios[name] = log_ratios[sharing[0]]
+    return log_ratios
+
+
+def _of_layer(name: str, log_ratios: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the named layer's θ of its scales and of its outer scale, None if it has none."""
+    return log_ratios[f"{name}.scale"], log_ratios.get(f"{name}.outer")
+
+
+def _tuned_scales(
+    layer: QuantizedLinear, log_ratio: Tensor, outer_log_ratio: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return a layer's trained scales s = s₀·exp(θ) as the layer stores them, and its trained outer
+    scale.
+    """
+    grid, outer = layer.grid, layer.outer
+    largest = torch.finfo(grid.scale_type).max
+    scale = grid.decode_scale(layer.scale) * log_ratio.detach().exp()
+    if outer is not None and outer_log_ratio is not None:
+        outer = outer * outer_log_ratio.detach().exp()
+    return grid.encode_scale(scale.clamp(max=largest)), outer
 
 
 class _TunedLinear(torch.autograd.Function):
-    """x Ŵᵀ with gradients for x and for θ, the logarithm of the scales' ratio to initial ones.
+    """x Ŵᵀ with gradients for x and for θ, the logarithms of the scales' ratios to initial ones.
 
     Ŵ is dequantized again in the backward pass, to save memory.
     """
@@ -206,17 +247,19 @@ class _TunedLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Float[Tensor, "M K"],
-        log_ratio: Tensor,
         layer: QuantizedLinear,
-        initial_scale: Tensor,
+        log_ratio: Tensor,
+        outer_log_ratio: Tensor | None,
     ) -> Float[Tensor, "M N"]:
-        """Return x Ŵᵀ, with Ŵ = codes of the layer · scales, `initial_scale`·exp(`log_ratio`).
+        """Return x Ŵᵀ, with the codes of `layer` and its scales times exp(θ), rounded as they are
+        stored.
 
-        The scales, (N, G) or (1, 1), are rounded to the dtype in which the layer stores them.
+        θ of the scales, `log_ratio`, is (N, G) or (1, 1), that of an outer scale (N, 1) or (1, 1).
         """
-        operands = layer.operands
-        scale = _tuned_scale(layer, initial_scale, log_ratio).float()
-        ctx.operands = replace(operands, scales=replace(operands.scales, scale=scale))
+        grid, operands = layer.grid, layer.operands
+        scale, outer = _tuned_scales(layer, log_ratio, outer_log_ratio)
+        scales = replace(operands.scales, scale=grid.decode_scale(scale), outer=outer)
+        ctx.operands = replace(operands, scales=scales)
         ctx.save_for_backward(x)
         return x @ ctx.operands.dequantize().T
 
@@ -225,35 +268,54 @@ class _TunedLinear(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Float[Tensor, "M N"]
     ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x and of θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over weights that share a scale.
+        """Return the gradients of x and of each θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over weights that share a
+        scale.
 
-        The other two inputs have none. Rounding of the scale to its stored dtype is treated as the
-        identity.
+        The layer has none. Rounding of the scale to its stored dtype is treated as the identity.
         """
         (x,), operands = ctx.saved_tensors, ctx.operands
-        weight, scale = operands.dequantize(), operands.scales.scale
+        weight, outer = operands.dequantize(), operands.scales.outer
         weight_products = (gradient.T @ x).mul_(weight)
-        # Sums over the columns of each group, then, if a scale is per tensor, over rows too.
-        group_sums = weight_products.unflatten(1, (scale.shape[1], -1)).sum(-1)
-        return gradient @ weight, group_sums.sum_to_size(scale.shape), None, None
+        sums = operands.grid.sum_per_scale(weight_products)
+        outer_sums = None if outer is None else sums.sum_to_size(outer.shape)
+        return gradient @ weight, None, sums, outer_sums
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Rounded values in place of x, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, rounded: Tensor) -> Tensor:
+        """Return `rounded`, the values of x (M, K) in a number format."""
+        return rounded.view_as(x)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        _ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        """Return the gradient of x, that of the result."""
+        return gradient, None
 
 
 @contextmanager
 def _trainable_scales(
-    layers: Mapping[str, QuantizedLinear],
-    initial_scales: Mapping[str, Tensor],
-    log_ratios: Mapping[str, Tensor],
+    layers: Mapping[str, QuantizedLinear], log_ratios: Mapping[str, Tensor]
 ) -> Iterator[None]:
     """Make layers compute with trainable scales s₀·exp(θ) within the context.
 
-    By layer name, `initial_scales` are s₀ and `log_ratios` θ.
+    `layers` have their initial scales s₀; `log_ratios` are θ by the name of the scale's buffer.
     """
 
     def multiply(name: str, layer: QuantizedLinear, x: Tensor) -> Tensor:
-        """Return x Ŵᵀ + b as `QuantizedLinear.linear` does, but differentiable by θ."""
-        rows = x.float().reshape(-1, layer.in_features)
-        y = _TunedLinear.apply(rows, log_ratios[name], layer, initial_scales[name])
+        """Return what `QuantizedLinear.linear` does, but differentiable by x and θ."""
+        rows, scales, num_sequences = layer.prepare_inputs(x)
+        grid = layer.scheme.inputs
+        if grid is not None and scales is not None:
+            rows = _StraightThrough.apply(rows, grid.fake_quantize(rows.detach(), scales))
+        y = _TunedLinear.apply(rows, layer, *_of_layer(name, log_ratios))
         y = y if layer.bias is None else y + layer.bias.float()
+        if layer.scheme.outputs is not None:
+            y = _StraightThrough.apply(y, layer.round_outputs(y.detach(), num_sequences))
         return y.to(x.dtype).view(*x.shape[:-1], layer.out_features)
 
     try:
@@ -276,6 +338,7 @@ def _training_digest(
     tensors: list[Tensor] = []
     for layer in layers:
         tensors += [layer.integers, layer.scale]
+        tensors += [] if layer.outer is None else [layer.outer]
     for tensor in [*tensors, *text]:
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -285,8 +348,8 @@ def _save_state(
     file: Path, optimizer: torch.optim.Optimizer, log_ratios: Mapping[str, Tensor],
     digest: str, step: int,
 ) -> None:  # fmt: skip
-    """Write the trained logarithms θ and Adam's state by layer name, with the training's `digest`
-    and the number `step` of steps done.
+    """Write the trained logarithms θ and Adam's state by the scale's name, with the training's
+    `digest` and the number `step` of steps done.
     """
     tensors = {f"{name}.logarithm": tensor.detach() for name, tensor in log_ratios.items()}
     for name, tensor in log_ratios.items():
