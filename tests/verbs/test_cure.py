@@ -33,7 +33,7 @@ from wakeful.hf.families.granite import SWA
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
-from wakeful.quantization.schemes import Scheme, parse_scheme
+from wakeful.quantization.schemes import Scheme
 from wakeful.surgery import SinkChoice, SinkTrial, losses_after_opening
 
 READ = ["--length", "16", "--num_sequences", "2"]
@@ -430,7 +430,7 @@ def test_a_cure_is_chosen_for_a_format(
     outlier: bool, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is chosen is carried out, or nothing is, and either is said and written."""
-    proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
+    figures = ((0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
 
     def chosen(
         plain: Decoder, schemes: list[Scheme], texts: SearchTexts, **kwargs: object
@@ -445,9 +445,9 @@ def test_a_cure_is_chosen_for_a_format(
             tuple(FormatTrial(each, scheme, (loss, 0.1)) for scheme in schemes)
             for each, loss in ((Candidate(), 0.2), (tried, 0.1))
         ]
-        return CureChoice(
-            tried if outlier else Candidate(), tuple(schemes), tuple(trials), (proof,)
-        )
+        proofs = tuple(Proof(scheme, *figures) for scheme in schemes)
+        best = tried if outlier else Candidate()
+        return CureChoice(best, tuple(schemes), tuple(trials), proofs)
 
     def keeps(*given: Any, **more: Any) -> CureChoice:
         return replace(chosen(*given, **more), best=Candidate())

@@ -188,7 +188,7 @@ class CureChoice:
         if not has_cure:  # the winner then differs at most by the clipping of a format's grids
             label_before, label_after = "unclipped", "clipped"
         sentences: list[str] = []
-        for proof, uncured_trial in zip(self.proofs, self.trials[0], strict=False):
+        for proof, uncured_trial in zip(self.proofs, self.trials[0], strict=True):
             before = format_interval(*proof.before, NUM_PROOF)
             after = format_interval(*proof.after, NUM_PROOF)
             is_clipped = proof.scheme != uncured_trial.scheme
