@@ -197,6 +197,7 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
         ({"bits": 4.4, "sensitivity": True}, "they choose the formats"),
         ({"bits": -1.0}, "must not be negative"),
         ({"tune": 3}, "it trains the scales"),
+        ({"bits": 4.4, "tune": 3, "tuning_state": "missing/state"}, "its folder does not exist"),
         ({"for_": "llama.cpp"}, "it is the engine whose formats are chosen"),
         ({"bits": 4.4, "calibration_sequences": 1}, "another for choosing formats"),
         ({"bits": 4.4, "num_sequences": 1}, "a comparison needs an interval"),

@@ -209,6 +209,15 @@ def test_layers_that_engines_fuse_keep_one_outer_scale(
         assert torch.equal(layer.dequantize(), layers[name].dequantize())
 
 
+def test_a_model_without_scales_to_train_stays_as_it_is() -> None:
+    model = llama()
+    small = quantize_module(model, "mxfp4")
+    text = [some_tokens(1, 24, vocab_size=61, seed=n) for n in range(2)]
+    tuning = tune_scales(model, small, text, text, steps=2)
+    assert (tuning.steps, tuning.improved) == (0, False)
+    assert tuning.before == tuning.after
+
+
 def test_layers_that_some_steps_do_not_reach_go_on_too(tmp_path: Path) -> None:
     """An expert to which a step's text sends no token has no gradient in that step."""
     steps = [{"a": 1.0}, {"a": 0.5, "c": 2.0}, {"a": 2.0, "b": 1.0, "c": -1.0}]

@@ -84,6 +84,8 @@ def describe_tuning(mixed: MixedModel) -> str:
     tuning = mixed.tuning
     if tuning is None:
         return ""
+    if not tuning.steps:
+        return ". The chosen formats have no scales to train"
     kl_before, kl_after = format_estimate(tuning.before[0]), format_estimate(tuning.after[0])
     outcome = "the trained scales are used"
     if not tuning.improved:

@@ -501,6 +501,11 @@ def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_mode
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
             f"--skip"
         )
+    if options.tuning_state and not Path(options.tuning_state).absolute().parent.is_dir():
+        raise WakefulError(
+            f"tuning_state = {str(options.tuning_state)!r}: its folder does not exist; create it, "
+            "or name another file"
+        )
     if options.save:
         _check_save(options, schemes, num_models)
 

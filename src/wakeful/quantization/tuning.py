@@ -5,10 +5,10 @@ With codes q of layer W and scales s, Ŵ = q·s; s = s₀·exp(θ), θ trained b
     KL(p ‖ p̂) per predicted token, p of the model in full precision
 
 (EfficientQAT's second stage, 2407.11062, end to end). Scales are rounded as the file stores them
-in every step, with the gradient of the identity in θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over the weights that
+in every step. The backward pass ignores that rounding: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over the weights that
 share the scale. Inputs and outputs that the scheme quantizes are rounded too, again with the
-gradient of the identity. A format with two levels of scales has a θ for each level. Teacher and
-student are both in memory.
+gradient of the identity. A format with two levels of scales has a θ for each level. The model in
+full precision and the quantized one are loaded at once.
 
 Shapes: M tokens, K input channels, N output channels, G scales of a row.
 """
@@ -33,6 +33,7 @@ from torch.autograd.function import once_differentiable
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.model.evaluating import evaluating
+from wakeful.paged import to_plain_tensor
 from wakeful.quantization.convert import quantized_layers
 from wakeful.quantization.linear import QuantizedLinear
 from wakeful.quantization.measure import kl_per_sequence, logits_and_targets
@@ -85,9 +86,10 @@ def tune_scales(
 
     Args:
         model: the model in full precision.
-        quantized_model: its quantized version; layers whose scales can be trained (`is_tunable`)
-            are.
-        text: sequences of one length to train on, which steps read in turn.
+        quantized_model: its quantized version, of which the layers with scales that can be trained
+            (`is_tunable`) are trained.
+        text: sequences of one length to train on, read in order, again from the first one when
+            they are used up.
         validation_text: other sequences, to measure KL on.
         steps: number of steps of Adam.
         rate: learning rate of the first step; it falls to 0 as a cosine.
@@ -96,20 +98,24 @@ def tune_scales(
         on_progress: called with the number of steps done and their total.
 
     Raises:
-        WakefulError: `state` is a file of another training.
+        WakefulError: `state` is a file that does not belong to this training.
     """
     layers = {
         name: layer
         for name, layer in quantized_layers(quantized_model).items()
         if is_tunable(layer.scheme)
     }
+    (kl_before,) = kl_per_sequence(model, [quantized_model], validation_text)
+    if not layers:
+        return Tuning(0, mean_and_error(kl_before), mean_and_error(kl_before), improved=False)
     # Only an outer scale per tensor is shared.
     shares_scales = any(
         layer.outer is not None and layer.grid.per == "tensor" for layer in layers.values()
     )
-    readers = readers_of_tensors(quantized_model) if shares_scales else []
+    readers = readers_of_tensors(model) if shares_scales else []
     log_ratios = _start_log_ratios(layers, readers)
-    name_of_ratio = {theta: name for name, theta in log_ratios.items()}  # shared ones once
+    # A θ that several layers share is stored once.
+    name_of_ratio = {theta: name for name, theta in log_ratios.items()}
     distinct_ratios = {name: theta for theta, name in name_of_ratio.items()}
     parameters = list(distinct_ratios.values())
     optimizer = torch.optim.Adam(parameters, lr=rate)
@@ -118,10 +124,9 @@ def tune_scales(
         digest = _training_digest(layers.values(), text, steps, rate)
         if state.exists():
             first_step = _load_state(state, optimizer, distinct_ratios, digest)
-    (kl_before,) = kl_per_sequence(model, [quantized_model], validation_text)
     num_sequences, saved_at = sequences_per_step(text[0].shape[1]), time.monotonic()
     on_progress(first_step, steps)
-    with evaluating(quantized_model), _trainable_scales(layers, log_ratios):
+    with evaluating(model, quantized_model), _trainable_scales(layers, log_ratios):
         for step in range(first_step, steps):
             indices = range(step * num_sequences, (step + 1) * num_sequences)
             sequences = [text[index % len(text)] for index in indices]
@@ -161,28 +166,33 @@ def _set_kl_gradients(
     sequences: Sequence[Int[Tensor, "1 L"]],
     parameters: Sequence[Tensor],
 ) -> None:
-    """Set each parameter's `grad`, the gradient of the mean KL(model ‖ quantized_model) per
-    predicted token.
+    """Set `grad` of each parameter to the gradient of the mean KL(model ‖ quantized_model) per
+    predicted token; it is None for a parameter that the sequences do not reach.
 
     The sequences, which have one length, are run one by one, to save memory. For a predicted token,
-    with probabilities p by the model and p̂ by the quantized one, ∂KL/∂logits = p̂ − p.
+    with probabilities p by the model and p̂ by the quantized one, ∂KL/∂logits = p̂ − p. The sum over
+    tokens is propagated, and divided at the end: the mean's gradient might underflow in float16.
     """
     for parameter in parameters:
         parameter.grad = None
+    num_predicted = 0
     for tokens in sequences:
         with torch.no_grad():
             true_probs = logits_and_targets(model, tokens)[0].float().softmax(-1)
         with torch.enable_grad():
             logits = logits_and_targets(quantized_model, tokens)[0]
         logit_gradient = logits.detach().float().softmax(-1).sub_(true_probs)
-        logit_gradient /= len(logits) * len(sequences)  # the number of predicted tokens
+        num_predicted += len(logits)
         # Adds to `grad` of the parameters alone, of no weight of the model.
         logits.backward(logit_gradient.to(logits.dtype), inputs=list(parameters))
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad /= num_predicted
 
 
 def copy_with_own_scales(layer: QuantizedLinear) -> QuantizedLinear:
-    """Return a copy of a layer that shares its buffers, but whose scales can be replaced without an
-    effect on `layer`.
+    """Return a copy of a layer that shares its tensors. New scales that are assigned to the copy
+    leave `layer` unchanged.
     """
     copied = copy.copy(layer)
     copied._buffers = dict(layer._buffers)  # else both have the same dictionary of buffers
@@ -190,8 +200,8 @@ def copy_with_own_scales(layer: QuantizedLinear) -> QuantizedLinear:
 
 
 def is_tunable(scheme: Scheme) -> bool:
-    """Tell whether the scales of a scheme's weights can be trained: all can but powers of two,
-    between which there is nothing to step to.
+    """Tell whether the scales of a scheme's weights can be trained; powers of two cannot, because
+    they are too coarse for the small steps of training.
     """
     return scheme.weights is not None and scheme.weights.scale_type != torch.float8_e8m0fnu
 
@@ -199,10 +209,11 @@ def is_tunable(scheme: Scheme) -> bool:
 def _start_log_ratios(
     layers: Mapping[str, QuantizedLinear], readers: Iterable[Sequence[str]] = ()
 ) -> dict[str, Float[Tensor, "_ _"]]:
-    """Return θ = 0 for every scale to train, by the name of its buffer, such as "layer.scale".
+    """Return θ = ln(s / s₀) = 0 of every scale to train, by the name of its buffer, such as
+    "layer.scale".
 
-    Layers that read the same tensor, of which `readers` has the names, have the same tensor θ for
-    their outer scales: engines multiply them as one matrix, under one outer scale.
+    `readers` lists groups of layers that read one tensor. Engines multiply such a group as one
+    matrix, so that its outer scales share one θ.
     """
     log_ratios: dict[str, Tensor] = {}
     for name, layer in layers.items():
@@ -226,8 +237,10 @@ def _of_layer(name: str, log_ratios: Mapping[str, Tensor]) -> tuple[Tensor, Tens
 def _tuned_scales(
     layer: QuantizedLinear, log_ratio: Tensor, outer_log_ratio: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's trained scales s = s₀·exp(θ) as the layer stores them, and its trained outer
-    scale.
+    """Return a layer's trained scales s = s₀·exp(θ), (N, G) or (1, 1), as the layer stores them,
+    and its trained outer scale, (N, 1) or (1, 1), or None if it has none.
+
+    Scales above the largest number of the stored dtype become that number.
     """
     grid, outer = layer.grid, layer.outer
     largest = torch.finfo(grid.scale_type).max
@@ -238,7 +251,7 @@ def _tuned_scales(
 
 
 class _TunedLinear(torch.autograd.Function):
-    """x Ŵᵀ with gradients for x and for θ, the logarithms of the scales' ratios to initial ones.
+    """x Ŵᵀ with gradients for x and for θ = ln(s / s₀), s₀ being the layer's initial scales.
 
     Ŵ is dequantized again in the backward pass, to save memory.
     """
@@ -271,7 +284,7 @@ class _TunedLinear(torch.autograd.Function):
         """Return the gradients of x and of each θ: ∂L/∂θ = Σ (∂L/∂Ŵ)·Ŵ over weights that share a
         scale.
 
-        The layer has none. Rounding of the scale to its stored dtype is treated as the identity.
+        `layer` gets None. Rounding of the scales to their stored dtype is ignored.
         """
         (x,), operands = ctx.saved_tensors, ctx.operands
         weight, outer = operands.dequantize(), operands.scales.outer
@@ -332,7 +345,7 @@ def _training_digest(
 ) -> str:
     """Return a digest of a training's layers (codes and untrained scales), text and settings.
 
-    A saved state with the same digest is a state of the same training.
+    Training continues only from a state that has the same digest.
     """
     digest = hashlib.sha256(f"{steps} {rate}".encode())
     tensors: list[Tensor] = []
@@ -340,7 +353,9 @@ def _training_digest(
         tensors += [layer.integers, layer.scale]
         tensors += [] if layer.outer is None else [layer.outer]
     for tensor in [*tensors, *text]:
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        plain = to_plain_tensor(tensor).cpu().contiguous()
+        digest.update(f"{tuple(plain.shape)}".encode())
+        digest.update(plain.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -368,8 +383,7 @@ def _load_state(
     The trained logarithms θ are copied into `log_ratios`, Adam's state goes into `optimizer`.
 
     Raises:
-        WakefulError: the file holds no such state, or `digest`, which stands for this training, is
-            not the file's.
+        WakefulError: the file holds no such state, or its digest is not `digest`, this training's.
     """
     try:
         with safe_open(file, framework="pt") as tensors:
