@@ -12,7 +12,7 @@ from benchmarks.peers.formats import Format
 from wakeful.curing.search import SEARCH_LENGTH, SearchTexts, choose_cure
 from wakeful.hf.weights_in import convert_hf_model
 from wakeful.quantization import quantize_module
-from wakeful.quantization.compressed import save_compressed
+from wakeful.quantization.compressed import save_compressed, state_bytes
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.format_search import Budget, FormatSearch, split_text
 from wakeful.quantization.schemes import Absmax, Scheme, parse_scheme
@@ -52,14 +52,11 @@ def quantized(
 
 def _chosen(
     model: PreTrainedModel, form: Format, calibration: list[Tensor], steps: int
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Return the model with a format chosen for each layer, and scales trained for `steps`."""
-    stored = torch.bfloat16
-    layers = linear_layers(model, HEADS)
     search = FormatSearch(
-        model, layers, Budget(bits=form.bits), *split_text(calibration),
-        model_bytes=sum(each.numel() for each in model.parameters()) * stored.itemsize,
-        stored_dtype=stored, tuning_steps=steps,
+        model, linear_layers(model, HEADS), Budget(bits=form.bits), *split_text(calibration),
+        model_bytes=state_bytes(model), stored_dtype=model.dtype, tuning_steps=steps,
     )  # fmt: skip
     return search.find_formats().module
 

@@ -210,7 +210,7 @@ class _LayerRounding:
         The result is empty if no scheme has an outer scale per tensor.
         """
         grids = [scheme.weights for scheme in self._scheme_list]
-        if not any(grid and grid.two_scales and grid.per == "tensor" for grid in grids):
+        if not any(grid and grid.shares_outer_scale for grid in grids):
             return {}
         names_by_layer: dict[str, list[str]] = {}
         for names in readers_of_tensors(self.model):  # the readers of one tensor

@@ -55,7 +55,7 @@ def layers_by_block(
         with runner.run_only(index):
             yield from _split_by_memory(block_layers)
             # The next block needs this one's outputs: run it again with its new layers. A block
-            # without layers, which the caller has not run, is run for the first time.
+            # without layers to yield has not run yet: run it now.
             is_block = index < len(runner.blocks)  # the last entry is of layers outside the blocks
             if is_block and (rerun_blocks or not block_layers):
                 runner.run(model, text)

@@ -108,10 +108,7 @@ def tune_scales(
     (kl_before,) = kl_per_sequence(model, [quantized_model], validation_text)
     if not layers:
         return Tuning(0, mean_and_error(kl_before), mean_and_error(kl_before), improved=False)
-    # Only an outer scale per tensor is shared.
-    shares_scales = any(
-        layer.outer is not None and layer.grid.per == "tensor" for layer in layers.values()
-    )
+    shares_scales = any(layer.grid.shares_outer_scale for layer in layers.values())
     readers = readers_of_tensors(model) if shares_scales else []
     log_ratios = _start_log_ratios(layers, readers)
     # A θ that several layers share is stored once.
@@ -348,10 +345,8 @@ def _training_digest(
     Training continues only from a state that has the same digest.
     """
     digest = hashlib.sha256(f"{steps} {rate}".encode())
-    tensors: list[Tensor] = []
-    for layer in layers:
-        tensors += [layer.integers, layer.scale]
-        tensors += [] if layer.outer is None else [layer.outer]
+    of_layers = ((layer.integers, layer.scale, layer.outer) for layer in layers)
+    tensors = [tensor for each in of_layers for tensor in each if tensor is not None]
     for tensor in [*tensors, *text]:
         plain = to_plain_tensor(tensor).cpu().contiguous()
         digest.update(f"{tuple(plain.shape)}".encode())

@@ -129,6 +129,13 @@ class Grid(FieldVariant, ABC):
         """Bits that one number takes in a file."""
         return 4 if self.bits <= 4 else 8
 
+    @property
+    def shares_outer_scale(self) -> bool:
+        """True where matrices that multiply the same input have the same outer scale, as engines
+        multiply them as one.
+        """
+        return self.two_scales and self.per == "tensor"
+
     def has_whole_groups(self, width: int) -> bool:
         """Tell whether `width` input channels are a whole number of groups."""
         return not self.group or width % self.group == 0
