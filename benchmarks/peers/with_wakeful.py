@@ -16,7 +16,8 @@ from wakeful.quantization.compressed import save_compressed, state_bytes
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.format_search import Budget, FormatSearch, split_text
 from wakeful.quantization.schemes import Absmax, Scheme, parse_scheme
-from wakeful.quantization.schemes.methods import Gptq, Method, Smooth
+from wakeful.quantization.schemes.gptq import Gptq
+from wakeful.quantization.schemes.methods import Method, Smooth
 
 HEADS = ("*head",)
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
         Zeropoint,
         parse_scheme,
     )
+    from wakeful.quantization.schemes.gptq import Gptq
     from wakeful.quantization.schemes.grids import E4M3, MxE2M1, NvE2M1
-    from wakeful.quantization.schemes.methods import Gptq, Smooth
+    from wakeful.quantization.schemes.methods import Smooth
     from wakeful.quantization.tool import quantize
 
 __all__ = [
@@ -63,7 +64,8 @@ __getattr__, __dir__, _ = attach(
         "result": ["Quantization", "QuantizationMatrix"],
         "schemes": ["NAMED", "SCHEMES", "Absmax", "Grid", "Scheme", "Zeropoint", "parse_scheme"],
         "schemes.grids": ["E4M3", "MxE2M1", "NvE2M1"],
-        "schemes.methods": ["Gptq", "Smooth"],
+        "schemes.gptq": ["Gptq"],
+        "schemes.methods": ["Smooth"],
         "tool": ["quantize"],
     },
 )

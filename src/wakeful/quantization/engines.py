@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wakeful.quantization.schemes import Absmax, Scheme
+from wakeful.quantization.schemes.gptq import Gptq
 from wakeful.quantization.schemes.grids import Ggml
-from wakeful.quantization.schemes.methods import Gptq
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,9 @@ def quantize_layer_with_schemes(
     grids = [quantized.grid for quantized in quantized_copies]
     if max_weight is not None:
         grids = [
-            grid.with_outer_scale(grid.scale_for_max(max_weight)) if grid.two_scales else grid
+            grid.with_outer_scale(grid.scale_for_max(max_weight))
+            if grid.shares_outer_scale
+            else grid
             for grid in grids
         ]
     gram = None if statistics is None else statistics.gram

@@ -35,7 +35,7 @@ from wakeful.quantization.format_search import MixedModel
 from wakeful.quantization.mixed_report import comparison_sentence, mixed_model_section
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.schemes import Scheme
-from wakeful.quantization.schemes.methods import Gptq
+from wakeful.quantization.schemes.gptq import Gptq
 from wakeful.quantization.sensitivity import LayerCost, describe_costs
 from wakeful.reports import charts
 from wakeful.reports.value import (

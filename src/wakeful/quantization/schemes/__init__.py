@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Literal, get_args
 
 from wakeful.errors import WakefulError
+from wakeful.quantization.schemes.gptq import Gptq
 from wakeful.quantization.schemes.grids import (
     E4M3,
     Absmax,
@@ -15,7 +16,7 @@ from wakeful.quantization.schemes.grids import (
     Scales,
     Zeropoint,
 )
-from wakeful.quantization.schemes.methods import Gptq, Method, Smooth
+from wakeful.quantization.schemes.methods import Method, Smooth
 from wakeful.variants import FieldVariant, Variant, build, variant_name
 
 __all__ = ["NAMED", "SCHEMES", "Absmax", "Grid", "Scales", "Scheme", "Zeropoint", "parse_scheme"]

@@ -9,6 +9,7 @@ Shapes: M tokens (or output channels, of weights), K input channels, G groups of
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
@@ -20,7 +21,11 @@ from wakeful.variants import FieldVariant
 
 Per = Literal["channel", "token", "head", "tensor"]
 ScaleType = Literal["float32", "bfloat16"]
+MOST_SCALES = 13
+"""Most scales that `Grid.scales_to_try` returns."""
 _SMALLEST = torch.finfo(torch.float32).tiny
+_FACTORS = [1 + 0.04 * steps for steps in (1, *range(-1, -12, -1))]
+"""Factors of the scale of a group to try beside 1."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,12 @@ class Scales:
 
     def repeat(self, times: int) -> "Scales":
         """Return the scales of a tensor x whose M rows are repeated as a whole, `times` times."""
-        zero = None if self.zero is None else self.zero.repeat(times, 1)
-        return replace(self, scale=self.scale.repeat(times, 1), zero=zero)
-
-    def for_channel(self, channel: int) -> "Scales":
-        """Return the scales, (M, 1) or (1, 1), of one channel (column) of x."""
-        if not self.group:  # all channels have the same
-            return self
-        column = slice(channel // self.group, channel // self.group + 1)
-        zero = None if self.zero is None else self.zero[:, column]
-        return Scales(self.scale[:, column], zero, self.outer)
+        repeated = {
+            name: tensor.repeat(times, 1)
+            for name, tensor in vars(self).items()
+            if isinstance(tensor, Tensor) and (name != "outer" or len(tensor) > 1)
+        }
+        return replace(self, **repeated)
 
 
 class Grid(FieldVariant, ABC):
@@ -194,6 +195,31 @@ class Grid(FieldVariant, ABC):
         if it is known, else the number of equally long sequences of rows that get one each.
         """
         return replace(self.fit_scales(smallest, largest), group=self.group)
+
+    def scales_to_try(self, x: Tensor, outer: Tensor | None = None) -> list[Scales]:
+        """Return scales for one group of channels, x (M, k), among which a search finds the best:
+        the scales that `compute_scales` returns, and those for x times 1.04 and times 0.96 to 0.56.
+
+        Each has one scale per row, (M, 1). `outer` is the outer scale, in a format that has one.
+        """
+        smallest, largest = x.float().aminmax(dim=1, keepdim=True)
+        tried = [self.compute_scales(x, outer=outer)]
+        tried += [
+            self.fit_group_scales(factor * smallest, factor * largest, outer) for factor in _FACTORS
+        ]
+        return [replace(scales, group=0) for scales in tried]
+
+    def join_rows(self, parts: Sequence[Scales]) -> Scales:
+        """Return the scales of all rows of a weight, given those of its slices; not for a format in
+        which the whole weight has one scale.
+        """
+        names = ["scale", "zero"] if self.per == "tensor" else ["scale", "zero", "outer"]
+        joined = {
+            name: torch.cat([getattr(part, name) for part in parts])
+            for name in names
+            if getattr(parts[0], name) is not None
+        }
+        return replace(parts[0], **joined)
 
     def sum_per_scale(self, x: Tensor) -> Tensor:
         """Return the sums of x (M, K) over all values that share a scale: (M, G) in groups, (M, 1)
@@ -482,6 +508,13 @@ class MxE2M1(_E2M1):
         scale = torch.ldexp(ones, (e - 2).clamp(-126, 127))
         return Scales(torch.where(magnitude > 0, scale, ones))
 
+    def scales_to_try(self, x: Tensor, outer: Tensor | None = None) -> list[Scales]:
+        """Return the scale that `compute_scales` returns, its half and its double."""
+        smallest, largest = x.float().aminmax(dim=1, keepdim=True)
+        scale = self.fit_scales(smallest, largest).scale
+        # Scales below 2⁻¹²⁶ are no normal float32 numbers.
+        return [Scales((scale * factor).clamp(2.0**-126, 2.0**127)) for factor in (1, 0.5, 2)]
+
 
 class NvE2M1(_E2M1):
     """NVFP4: groups of 16 share a scale s in e4m3, under an outer scale t in float32 that `per`
@@ -519,6 +552,18 @@ class NvE2M1(_E2M1):
             outer = self._compute_outer_scale(group_max, sequences)
         scale = (group_max / self.largest / outer).clamp(_LEAST_E4M3, E4M3.largest)
         return Scales(scale.to(torch.float8_e4m3fn).float(), None, outer, self.group)
+
+    def scales_to_try(self, x: Tensor, outer: Tensor | None = None) -> list[Scales]:
+        """Return the scale that `compute_scales` returns, and the six e4m3 numbers below and above
+        it (2605.12464 searches them to round to nearest); near an end of e4m3, some twice.
+        """
+        smallest, largest = x.float().aminmax(dim=1, keepdim=True)
+        scales = replace(self.fit_group_scales(smallest, largest, outer), group=0)
+        # Positive e4m3 numbers in their order have the codes 1 to 126.
+        code = scales.scale.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int16)
+        steps = (0, *range(-1, -7, -1), *range(1, 7))
+        codes = [(code + step).clamp(1, 126).to(torch.uint8) for step in steps]
+        return [replace(scales, scale=self.decode_scale(neighbor)) for neighbor in codes]
 
     def _compute_outer_scale(self, group_max: Tensor, sequences: int) -> Tensor:
         """Return the outer scales, given the largest |x| of each group, `group_max` (M, G).
