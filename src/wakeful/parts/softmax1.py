@@ -44,7 +44,9 @@ def softmax1_attention(
     """Return attention with weights e^{x_i} / (e^s + Σ_j e^{x_j}), softmax-1 where s = 0.
 
     Args:
-        q, k, v: heads; the L queries are the last of the S tokens. Autocast applies.
+        q: queries (B, H, L, d) of the last L of the S tokens. Autocast applies to q, k and v.
+        k: keys (B, G, S, d).
+        v: values (B, G, S, d).
         scale: factor of the logits q · k; None for 1 / √d.
         sink: s, (H,) or (B, L, H) to differ by query, which may require gradients; None for 0.
         layout: order of the axes of q, k, v and the result: "BHLd", as in torch, or "BLHd".
