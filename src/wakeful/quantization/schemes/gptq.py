@@ -237,7 +237,7 @@ def _round_part(
         numbers = w[column].unsqueeze(1)
         q = grid.round_to_levels(numbers, scales)
         levels[column] = q.squeeze(1)
-        error = (numbers - grid.rescale(q, scales)).squeeze_(1).div_(factor[column, column])
+        error = (numbers - grid.rescale(q, scales)).squeeze(1) / factor[column, column]
         errors[column] = error
         w[column + 1 :].addr_(factor[column, column + 1 :], error, alpha=-1)
     if num_candidates == 1:
