@@ -163,13 +163,16 @@ class Gptq(Method):
             start = first
             for columns in block:
                 stop = start + len(columns)
+                part = w[start:stop]
                 candidates = [scales]
-                if grid.group:
-                    candidates = grid.scales_to_try(w[start:stop].T, scales.outer)
+                if grid.group and self.clip:
+                    candidates = grid.scales_to_try(part.T, scales.outer)
+                elif grid.group:
+                    whole = grid.compute_scales(part.T, outer=scales.outer)
+                    candidates = [replace(whole, group=0)]
                 levels, part_errors, part_scales = _round_part(
-                    w[start:stop], grid, candidates if self.clip else candidates[:1],
-                    factor[start:stop, start:stop],
-                )  # fmt: skip
+                    part, grid, candidates, factor[start:stop, start:stop]
+                )
                 w[stop:last].addmm_(factor[start:stop, stop:last].T, part_errors, alpha=-1)
                 errors[start - first : stop - first] = part_errors
                 codes[columns] = grid.encode(levels)

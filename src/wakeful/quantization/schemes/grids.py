@@ -202,7 +202,7 @@ class Grid(FieldVariant, ABC):
 
         Each has one scale per row, (M, 1). `outer` is the outer scale, in a format that has one.
         """
-        smallest, largest = x.float().aminmax(dim=1, keepdim=True)
+        smallest, largest = self.value_range(x.float())
         tried = [self.compute_scales(x, outer=outer)]
         tried += [
             self.fit_group_scales(factor * smallest, factor * largest, outer) for factor in _FACTORS
@@ -510,8 +510,7 @@ class MxE2M1(_E2M1):
 
     def scales_to_try(self, x: Tensor, outer: Tensor | None = None) -> list[Scales]:
         """Return the scale that `compute_scales` returns, its half and its double."""
-        smallest, largest = x.float().aminmax(dim=1, keepdim=True)
-        scale = self.fit_scales(smallest, largest).scale
+        scale = self.compute_scales(x).scale
         # Scales below 2⁻¹²⁶ are no normal float32 numbers.
         return [Scales((scale * factor).clamp(2.0**-126, 2.0**127)) for factor in (1, 0.5, 2)]
 
@@ -557,8 +556,7 @@ class NvE2M1(_E2M1):
         """Return the scale that `compute_scales` returns, and the six e4m3 numbers below and above
         it (2605.12464 searches them to round to nearest); near an end of e4m3, some twice.
         """
-        smallest, largest = x.float().aminmax(dim=1, keepdim=True)
-        scales = replace(self.fit_group_scales(smallest, largest, outer), group=0)
+        scales = replace(self.compute_scales(x, outer=outer), group=0)
         # Positive e4m3 numbers in their order have the codes 1 to 126.
         code = scales.scale.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int16)
         steps = (0, *range(-1, -7, -1), *range(1, 7))
