@@ -29,7 +29,7 @@ loading = importlib.import_module("wakeful.loading.load")  # whose name a functi
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
 TOKENS = torch.arange(40).view(2, 20) * 7 % 257
 SCHEMES = [
-    "w4a16", "w4", "fine", "coarse", "mxfp4", "nvfp4", "w4a16(method=gptq)",
+    "w4a16", "w4", "fine", "coarse", "mxfp4", "nvfp4", "w4a16(method=gptq)", "mxfp4(rotation=32)",
     "smoothquant(scales='static')",
 ]  # fmt: skip
 

@@ -24,6 +24,8 @@ from transformers import (
     LlamaForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -33,7 +35,7 @@ from helpers import tiny_decoder
 from quantization.test_experts import model_of
 from wakeful.errors import WakefulError
 from wakeful.hf.checkpoint_reader import load_hf_model
-from wakeful.hf.transforms import attach_transforms
+from wakeful.hf.transforms import attach_transforms, make_transform_config
 from wakeful.hf.weights_in import convert_hf_model
 from wakeful.probes.experts import put
 from wakeful.probes.running import logits_of
@@ -292,15 +294,124 @@ def test_an_inner_rotation_is_a_transform(width: int, scheme: str, tmp_path: Pat
     save_compressed(ours, folder, lambda _: None)
     table = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]
     (group,) = table["transform_config"]["config_groups"].values()
-    assert group["apply"][0]["targets"] == [r"re:.*\.mlp\.down_proj$"]
+    assert group["apply"][0]["targets"] == [r"re:(.*\.)?mlp\.down_proj$"]
     stored = load_file(folder / "model.safetensors")
-    (matrix,) = [tensor for name, tensor in stored.items() if name.endswith(".inner_input.weight")]
+    (matrix,) = [
+        tensor for name, tensor in stored.items() if name.endswith(".rotation_0_input.weight")
+    ]
     torch.testing.assert_close(matrix @ matrix.T, width * torch.eye(width), atol=1e-3, rtol=0)
     assert matrix.abs().allclose(torch.ones(())) == (width == 64)
     with pytest.raises(ValueError, match="needs transform_config: vLLM or wakeful"):
         AutoModelForCausalLM.from_pretrained(folder)
     theirs = load_hf_model(folder, dtype=torch.float32).eval()
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("scheme", "skip"),
+    [
+        ("mxfp4(rotation=32)", ["lm_head"]),
+        ("scheme(weights=mx_e2m1(per='channel'), rotation=16)", ["lm_head", "*.layers.1.mlp.*"]),
+        ("w4a16(weights=absmax(bits=4, per='channel', group=16), rotation=16)", ["lm_head"]),
+        ("fp8(rotation=8)", ["lm_head", "*.layers.0.self_attn.o_proj"]),
+    ],
+)
+def test_rotations_of_a_scheme_are_transforms(scheme: str, skip: list[str], tmp_path: Path) -> None:
+    ours = quantize_module(llama(), scheme, skip=skip)
+    kept, folder = quantized_layers(ours), tmp_path / "small"
+    save_compressed(ours, folder, lambda _: None)
+    table = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]
+    (group,) = table["transform_config"]["config_groups"].values()
+    size = parse_scheme(scheme).rotation
+    assert group["head_dim"] == size
+    with pytest.raises(ValueError, match="needs transform_config: vLLM or wakeful"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    # compressed-tensors itself finds the layers that are rotated, and no others.
+    (apply,) = group["apply"]
+    module = pytest.importorskip("compressed_tensors.utils")
+    matched = module.match_named_modules(llama(), apply["targets"], apply["ignore"])
+    assert {name for name, _ in matched} == kept.keys()
+    theirs = load_hf_model(folder, dtype=torch.float32).eval()
+    for name, layer in kept.items():
+        x = torch.randn(1, 8, layer.in_features)
+        expected = layer.linear(x)
+        read = theirs.get_submodule(name)(x)
+        assert (read - expected).norm() < 3e-3 * expected.norm(), name
+    apart = logits(theirs) - logits(ours)
+    assert apart.norm() < 0.01 * logits(ours).norm()
+
+
+def phi() -> Phi3ForCausalLM:
+    torch.manual_seed(0)
+    return Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0, tie_word_embeddings=True)).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "skip", "advice"),
+    [
+        (llama, [], ["lm_head"]),
+        (lambda: convert_hf_model(llama()), [], ["head"]),
+        (qwen, [], [f"model.layers.*.self_attn.{each}_proj" for each in "qkv"]),
+        (lambda: rotate(convert_hf_model(llama()), inner=True), ["head"], ["blocks.*.mlp.down"]),
+        (phi, [], ["model.layers.*.self_attn.qkv_proj", "model.layers.*.mlp.gate_up_proj"]),
+    ],
+)
+def test_rotations_that_vllm_lacks_are_refused(
+    make: Callable[[], nn.Module], skip: list[str], advice: list[str], tmp_path: Path
+) -> None:
+    model, scheme = make(), parse_scheme("mxfp4(rotation=16)")
+    layers = linear_layers(model, skip)
+    message = re.escape(f"--skip {' '.join(map(repr, advice))}, choose")
+    with pytest.raises(WakefulError, match=message):
+        check_compressed(model, dict.fromkeys(layers, scheme), layers)
+    ours = quantize_module(model, scheme, skip=skip)
+    with pytest.raises(WakefulError, match=message):
+        save_compressed(ours, tmp_path / "small", lambda _: None)
+    # What the error advises is taken.
+    if model.__class__.__name__ != "Decoder" or not skip:  # else the inner rotation is a transform
+        layers = linear_layers(model, [*skip, *advice])
+        check_compressed(model, dict.fromkeys(layers, scheme), layers)
+
+
+@torch.inference_mode()
+def test_a_decoder_with_rotated_inputs_is_read_back(tmp_path: Path) -> None:
+    # Rounded inputs would tip over between bfloat16, in which ours computes, and float32.
+    scheme = "scheme(weights=mx_e2m1(per='channel'), rotation=8)"
+    model = convert_hf_model(llama()).bfloat16()
+    ours = quantize_module(model, scheme, skip=["head", "*.1.mlp.up"])
+    save_compressed(ours, tmp_path / "small", lambda _: None)
+    theirs = load_hf_model(tmp_path / "small", dtype=torch.float32).eval()
+    expected = logits(ours).float()
+    assert (logits(theirs) - expected).norm() < 0.03 * expected.norm()
+    rotated = [module for module in theirs.modules() if hasattr(module, "input_rotation")]
+    assert len(rotated) == len(quantized_layers(ours)) == 13
+
+
+def test_targets_are_the_rotated_layers_alone() -> None:
+    names = ["model.projection", "model.layers.0.mlp.up", "model.layers.1.mlp.up", "a.b.mlp.upper"]
+    config, tensors = make_transform_config(
+        [(torch.eye(2), names[:2]), (torch.eye(4), names[2:3])], names
+    )
+    groups = config["config_groups"].values()
+    sets = [
+        {
+            name for name in names
+            if any(re.match(target.removeprefix("re:"), name) for target in apply["targets"])
+            and name not in apply["ignore"]
+        }
+        for group in groups for apply in group["apply"]
+    ]  # fmt: skip
+    assert sets == [set(names[:2]), set(names[2:3])]
+    assert [group["head_dim"] for group in groups] == [2, 4]
+    assert [len(matrix) for matrix in tensors.values()] == [2, 4]
+
+
+def test_the_advice_on_groups_keeps_the_rotation() -> None:
+    model, scheme = llama(hidden_size=48), parse_scheme("w4a16(rotation=16)")
+    layers = linear_layers(model, ["lm_head"])
+    with pytest.raises(WakefulError, match=r"group=16\), rotation=16"):
+        check_compressed(model, dict.fromkeys(layers, scheme), layers)
 
 
 def test_a_rotated_layer_with_a_bias_is_refused() -> None:
@@ -539,8 +650,8 @@ def test_experts_that_have_no_place_are_refused() -> None:
         with pytest.raises(WakefulError, match=match):
             check_compressed(apart, dict.fromkeys(layers, found), layers)
 
-    fails("in whole numbers with unquantized inputs", "Mixtral", "fp8")
-    fails("in whole numbers with unquantized inputs", "Qwen3Moe", FLOATS[0])
+    fails("in whole numbers, with inputs neither quantized", "Mixtral", "fp8")
+    fails("in whole numbers, with inputs neither quantized", "Qwen3Moe", FLOATS[0])
     fails("or an expert that files store by itself, and .*gpt_oss", "GptOss", EXACT[0])
     whole = r"skip them all with --skip model\.layers\.1\.mlp\.experts, or"
     fails(whole, "Mixtral", EXACT[0], ["*.1.mlp.experts.down_proj.2"])

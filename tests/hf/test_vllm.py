@@ -59,19 +59,23 @@ def decoder() -> Decoder:
 @pytest.mark.long
 @pytest.mark.skipif(not PYTHON, reason="WAKEFUL_VLLM names no Python with vLLM")
 @pytest.mark.parametrize(
-    ("scheme", "dtype"),
+    ("scheme", "inner", "dtype"),
     [
-        ("scheme(weights=absmax(bits=4, per='channel', group=32))", "bfloat16"),
-        ("nvfp4(scales='static')", "float32"),
-        ("fp8", "float32"),
+        ("scheme(weights=absmax(bits=4, per='channel', group=32))", True, "bfloat16"),
+        ("nvfp4(scales='static')", True, "float32"),
+        ("fp8", True, "float32"),
+        ("scheme(weights=absmax(bits=4, per='channel', group=32), rotation=32)", False, "bfloat16"),
+        ("w8a8(rotation=64)", False, "float32"),
     ],
 )
 def test_it_runs_the_rotated_model_that_was_quantized(
-    scheme: str, dtype: str, tmp_path: Path
+    scheme: str, inner: bool, dtype: str, tmp_path: Path
 ) -> None:
     parsed = parse_scheme(scheme)
-    turned = rotate(decoder(), inner=True)
-    ours = quantize_module(turned, parsed, calibration=TEXT if parsed.calibrated else ())
+    turned = rotate(decoder(), inner=True) if inner else decoder()
+    calibration = TEXT if parsed.calibrated else ()
+    skip = ["head"] if parsed.rotation else []
+    ours = quantize_module(turned, parsed, calibration=calibration, skip=skip)
     save_compressed(ours, tmp_path / "small", lambda _: None)
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -97,6 +97,24 @@ def test_scores_are_ordered_as_formats_are() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_transformed_inputs_are_scored_by_the_output_of_the_layer() -> None:
+    """Weights for inputs that are rotated or divided are no approximation of the layer's own."""
+    model = tiny_decoder(dtype=torch.float32, width=32, mlp_width=64, head_width=8).eval()
+    layers, text = linear_layers(model), [some_tokens(4, 12)]
+    schemes = {
+        name: parse_scheme(f"scheme(weights=absmax(bits={bits}, per='channel', group=16){option})")
+        for name, bits, option in (
+            ("four", 4, ""), ("eight", 8, ""), ("rotated", 8, ", rotation=16"),
+            ("divided", 8, ", method=smooth"),
+        )
+    }  # fmt: skip
+    formats = quantize_layers(model, layers, schemes, text)
+    scores = score_formats(model, layers, formats, text)
+    for name in layers:
+        for scheme in ("rotated", "divided"):
+            assert 0 < scores[scheme][name] < 4 * scores["eight"][name] < scores["four"][name]
+
+
 def test_a_table_is_scored_by_its_rows_and_by_the_head_of_the_same_matrix() -> None:
     """The score of a small change is the divergence, of a tied and of an untied model."""
     for tied in (True, False):

@@ -203,6 +203,11 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
         ({"bits": 4.4, "num_sequences": 1}, "a comparison needs an interval"),
         ({"bits": 3.0}, "bits = 3 are too few"),
         ({"bits": 4.4, "scheme": "w4"}, "w4 cannot be saved"),
+        (
+            {"bits": 9.0, "scheme": "fp8(rotation=32)", "save": str(tmp_path / "rotated")},
+            "rotates inputs, and cannot be one of several formats in a saved model",
+        ),
+        ({"scheme": ("fine", "fine(rotation=512)")}, "rotations of 512 do not divide"),
     ):
         with pytest.raises(WakefulError, match=words):
             wakeful.quantize(str(folder), **options | wrong)
@@ -219,5 +224,16 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     read = wakeful.load(tmp_path / "floats").logits(tokens)
     expected = listed.model.logits(tokens)
     assert (read - expected).norm() < 0.05 * expected.norm()  # 4-bit floats are read as bfloat16
+    rotated = wakeful.quantize(
+        str(folder), bits=9.0, scheme="fp8(rotation=32)", calibration_sequences=4, **options
+    )
+    layers = quantized_layers(rotated.model.module).values()
+    assert {layer.scheme.rotation for layer in layers} == {32}
+    wakeful.quantize(
+        str(folder), "fp8(rotation=32)", skip="*head", save=str(tmp_path / "alone"), **options
+    )
+    card = (tmp_path / "alone" / "README.md").read_text("utf-8")
+    assert 'wakeful.load(".")' in card
+    assert "AutoModel" not in card
     with pytest.raises(WakefulError, match="take one model, and 2 are named"):
         wakeful.quantize([str(folder), str(folder)], bits=4.4, **options)

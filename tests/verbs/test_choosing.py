@@ -148,6 +148,14 @@ def test_rotations_stay_within_blocks_of_weights_too() -> None:
     ]
 
 
+def test_an_inner_rotation_is_tried_unless_the_format_rotates_inputs() -> None:
+    for name, combinations in (
+        ("mxfp4", [(True, False)]), ("mxfp4(rotation=8)", []), ("kv4", [(False, True)]),
+    ):  # fmt: skip
+        tried = choosing.add_online_rotations(choosing.Candidate(), [parse_scheme(name)])
+        assert [(each.inner, each.keys) for each in tried] == combinations
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("on_grid", [False, True])
 def test_every_cure_is_rounded_as_the_uncured_model_is_best(

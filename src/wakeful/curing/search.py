@@ -353,13 +353,15 @@ def _passes(check: Callable[..., object], *arguments: object) -> bool:
 
 def add_online_rotations(candidate: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
     """Return the candidate with each online rotation that the formats could gain from, and with
-    both. Rotated inner channels help quantized weights, rotated keys a quantized cache.
+    both. Rotated inner channels help quantized weights, unless a scheme rotates the inputs of every
+    layer itself; rotated keys help a quantized cache.
     """
     quantizes_weights = any(scheme.weights is not None for scheme in schemes)
+    rotates_inputs = any(scheme.rotation for scheme in schemes)
     quantizes_cache = any(scheme.cache is not None for scheme in schemes)
     combinations = [
         replace(candidate, inner=inner, keys=keys)
-        for inner in ([False, True] if quantizes_weights else [False])
+        for inner in ([False, True] if quantizes_weights and not rotates_inputs else [False])
         for keys in ([False, True] if quantizes_cache else [False])
     ]
     return combinations[1:]  # without the first, which has neither

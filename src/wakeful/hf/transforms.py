@@ -1,13 +1,14 @@
 """Online rotations of a model's activations, as compressed-tensors' `transform_config` stores them.
 
 A reader of the field multiplies a layer's inputs or outputs x by M / √n, where M (n, n) is stored
-among the weights, once for all layers of a kind. vLLM does. Transformers (5.23) silently ignores
+among the weights, once for each rotation. vLLM does. Transformers (5.23) silently ignores
 the field and runs another function, so such a folder has a `quantization_status` that Transformers
 refuses, and that no other reader looks at.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ FIELD = "transform_config"
 STATUS = "needs transform_config: vLLM or wakeful"
 """Value of `quantization_status` that keeps Transformers from loading a model without its
 transforms."""
-_GROUP = "inner"
 _SIZE_ATTRIBUTES = {"input": "in_features", "output": "out_features"}
 """Attribute of a linear layer that gives a transform's size, by the transform's location."""
 _FOLDED_LOCATIONS = ("weight_input", "weight_output")
@@ -29,25 +29,39 @@ _FOLDED_LOCATIONS = ("weight_input", "weight_output")
 
 
 def make_transform_config(
-    layers: Sequence[str], matrix: Tensor
+    rotations: Sequence[tuple[Tensor, Sequence[str]]], linears: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return two things: the `transform_config` that makes a reader multiply the inputs x of
-    `layers` by `matrix` (n, n), and the tensor to store for it, by its name.
+    """Return two things: the `transform_config` that makes a reader multiply inputs of layers by
+    matrices, and the tensors to store for it, by name.
 
-    `layers` are names that end alike, such as "mlp.down_proj". The type is `random-hadamard` also
+    `rotations` are pairs of a matrix (n, n) and the names of the layers whose inputs it multiplies,
+    n at a time. `linears` are the names of all linear layers. The type is `random-hadamard` also
     for a Hadamard matrix: vLLM has no kernel of type `hadamard` on a CPU, and divides a
     `random-matrix` by √n, which compressed-tensors does not.
     """
-    last_names = layers[0].rsplit(".", 2)[-2:]  # such as "mlp" and "down_proj"
-    name_end = ".".join(last_names).replace(".", r"\.")  # in a regular expression
-    apply = {
-        "targets": [rf"re:.*\.{name_end}$"], "location": "input", "inverse": False, "ignore": [],
-    }  # fmt: skip
-    group = {"type": "random-hadamard", "apply": [apply], "randomize": False, "head_dim": None,
-             "requires_grad": False, "precision": "torch.float32"}  # fmt: skip
-    # Readers divide the stored matrix by √n, and look for it at any one of the layers.
-    stored = {f"{layers[0]}.{_GROUP}_input.weight": matrix * math.sqrt(len(matrix))}
-    return {"config_groups": {_GROUP: group}}, stored
+    groups: dict[str, Any] = {}
+    stored: dict[str, Tensor] = {}
+    for index, (matrix, layers) in enumerate(rotations):
+        # Layers are named by how their names end, such as "mlp.down_proj", others excepted.
+        ends = dict.fromkeys(_name_end(name) for name in layers)
+        others = [name for name in linears if name not in layers and _name_end(name) in ends]
+        apply = {
+            "targets": [rf"re:(.*\.)?{re.escape(end)}$" for end in ends],
+            "location": "input", "inverse": False, "ignore": others,
+        }  # fmt: skip
+        groups[f"rotation_{index}"] = {
+            "type": "random-hadamard", "apply": [apply], "randomize": False,
+            "head_dim": len(matrix), "requires_grad": False, "precision": "torch.float32",
+        }  # fmt: skip
+        # Readers divide the stored matrix by √n, and look for it at any one of the layers.
+        name = f"{layers[0]}.rotation_{index}_input.weight"
+        stored[name] = matrix * math.sqrt(len(matrix))
+    return {"config_groups": groups}, stored
+
+
+def _name_end(layer: str) -> str:
+    """Return the last two parts of a layer's name, such as "mlp.down_proj"."""
+    return ".".join(layer.rsplit(".", 2)[-2:])
 
 
 def transforms_of(config: PreTrainedConfig) -> dict[str, Any]:

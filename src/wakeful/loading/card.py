@@ -88,27 +88,35 @@ def quantized_card(
     *,
     done: Iterable[str],
     figures: Iterable[tuple[str, str, str]] = (),
+    rotates_inputs: bool = False,
 ) -> str:
     """Return the model card of a model that was quantized from `source` and saved as
     compressed-tensors.
 
     `done` lists the steps of quantization, one per line; `figures` are rows of a table: name,
-    before and after.
+    before and after. `rotates_inputs` says that the model rotates inputs of layers as it runs.
     """
     about = "Read by Transformers and vLLM where compressed-tensors is installed."
+    if rotates_inputs:
+        about = (
+            "Inputs of layers are rotated while the model runs, as `transform_config` says. vLLM "
+            "and wakeful do so; Transformers does not, and refuses the folder."
+        )
     sections = [*_format_origin(source, done), *_format_figures(figures)]
-    return _card(name, ["quantized", "compressed-tensors"], source, about, sections, command)
+    tags = ["quantized", "compressed-tensors"]
+    return _card(name, tags, source, about, sections, command, by_wakeful=rotates_inputs)
 
 
 def _card(
     name: str, tags: Sequence[str], origin: str, about: str, lineage: Sequence[str],
-    command: str, *, trusted: bool = False, softmax1: bool = False,
+    command: str, *, trusted: bool = False, softmax1: bool = False, by_wakeful: bool = False,
 ) -> str:  # fmt: skip
     """Return a model card: metadata for the hub, a heading, code that loads the model, lineage and
     the command.
 
     With `trusted` the code passes `trust_remote_code=True`; with `softmax1` it imports
-    `wakeful.hf`, without which Transformers does not know the model's attention.
+    `wakeful.hf`, without which Transformers does not know the model's attention; with `by_wakeful`
+    it calls `wakeful.load`, because Transformers cannot read the model.
     """
     data = ModelCardData(
         library_name="transformers",
@@ -120,13 +128,18 @@ def _card(
     first_import = ""
     if softmax1:
         first_import = "import wakeful.hf  # has the model's attention, softmax-1\n"
+    code = (
+        f"{first_import}"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n'
+    )
+    if by_wakeful:
+        code = 'import wakeful\n\nmodel = wakeful.load(".")\n'
     return "\n".join([
         f"---\n{data.to_yaml()}\n---\n\n# {escape_markdown(name)}\n",
         f"{about}\n",
-        f"```python\n{first_import}"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n',
+        f"```python\n{code}```\n",
         "## Lineage\n",
         *lineage,
         "## Command\n",

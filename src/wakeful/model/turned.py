@@ -1,4 +1,4 @@
-"""`WalshHadamard`: a rotation of channels in the forward pass, where no matrix can absorb it."""
+"""Rotations of channels in the forward pass, where no matrix can absorb them."""
 
 from torch import Tensor, nn
 
@@ -17,6 +17,11 @@ class WalshHadamard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x F, for `x` of any shape (…, width)."""
-        width = x.shape[-1]
-        factors = transform_factors(width, x.device, x.dtype)
-        return transform(x.reshape(-1, width), factors).view(x.shape)
+        return walsh_hadamard(x)
+
+
+def walsh_hadamard(x: Tensor) -> Tensor:
+    """Return x F, for `x` of any shape (…, width); see `WalshHadamard`."""
+    width = x.shape[-1]
+    factors = transform_factors(width, x.device, x.dtype)
+    return transform(x.reshape(-1, width), factors).view(x.shape)

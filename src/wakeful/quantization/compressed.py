@@ -44,8 +44,8 @@ from wakeful.paged import split_rows, store_like
 from wakeful.probes.experts import is_fused, routers_of
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import QuantizedCache
-from wakeful.quantization.convert import quantized_layers, scheme_of
-from wakeful.quantization.linear import QuantizedLinear, weight_and_bias
+from wakeful.quantization.convert import quantized_layers, scheme_of, skip_option
+from wakeful.quantization.linear import QuantizedLinear, rotate_channels, weight_and_bias
 from wakeful.quantization.norm_readers import readers_of_norms
 from wakeful.quantization.schemes import Absmax, Grid, Scheme, Zeropoint
 from wakeful.quantization.schemes.grids import E4M3, MxE2M1, NvE2M1
@@ -55,6 +55,8 @@ from wakeful.variants.implementations import SOFTMAX1, attention_implementation
 FORMAT = "compressed-tensors"
 _EXPERTS = r"re:.*\.experts\..*"
 """Pattern of the names of all experts' layers in files."""
+_FUSED = ("qkv_proj", "gate_up_proj", "query_key_value", "Wqkv")
+"""Ends of the names of layers that join several projections in one matrix of a file."""
 _MEASURE_ONLY = "leave --save out to measure without saving"
 _STORED = (
     "weights of 4 or 8 bits per channel or group without a zero point (w4a16), weights and inputs "
@@ -191,7 +193,7 @@ def check_compressed(
     stock = _to_stock_model(model, layers)
     own_names = {layer: name for name, layer in layers.items()}
     stock_schemes = {name: schemes[own_names[layer]] for name, layer in stock.layers.items()}
-    _match_transformers_layers(stock_schemes, stock, tokenizer)
+    _match_transformers_layers(stock_schemes, stock, own_names, tokenizer)
     methods = {name: scheme.rounding for name, scheme in schemes.items()}
     divided = {name: method for name, method in methods.items() if method.divides_inputs}
     if divided:
@@ -245,7 +247,10 @@ def save_compressed(
     }
     decoder_tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
     schemes = {name: layer.scheme for name, layer in layers.items()}
-    layout, read_tokenizer = _match_transformers_layers(schemes, stock, decoder_tokenizer)
+    own_names: dict[nn.Module, str] = {layer: name for name, layer in all_layers.items()}
+    layout, read_tokenizer = _match_transformers_layers(
+        schemes, stock, own_names, decoder_tokenizer
+    )
     tokenizer = read_tokenizer or tokenizer
     dtype = stored or next(model.parameters()).dtype
     config, tensors = stock.config, _file_tensors(stock, layers, layout, dtype)
@@ -261,10 +266,9 @@ def save_compressed(
     fused_names = [layout.file_names[name][0] for name in layout.experts - layers.keys()]
     fused_parents = {name.rsplit(".", 2)[0] for name in fused_names}
     settings["ignore"] += [rf"re:{re.escape(name)}\..*" for name in sorted(fused_parents)]
-    if stock.rotated:
-        settings[FIELD], matrices = make_transform_config(
-            stock.rotated, _inner_rotation(model).to(dtype)
-        )
+    if rotations := _input_rotations(model, stock, layers):
+        rotations = [(matrix.to(dtype), names) for matrix, names in rotations]
+        settings[FIELD], matrices = make_transform_config(rotations, layout.linears)
         settings["quantization_status"] = STATUS
         tensors |= matrices
     _set_shorter_context(config, model, context)
@@ -345,9 +349,10 @@ def _linear_in_dtype(layer: QuantizedLinear, dtype: torch.dtype, x: Tensor) -> T
     """Return a quantized layer's output for unrounded inputs, its dequantized weights rounded to
     `dtype`; the arithmetic is float32.
     """
-    rows = x.float() if layer.divisor is None else x.float() / layer.divisor
+    rows = layer.transform_inputs(x)
     bias = None if layer.bias is None else layer.bias.float()
-    return F.linear(rows, layer.dequantize().to(dtype).float(), bias).to(x.dtype)
+    y = F.linear(rows, layer.dequantize().to(dtype).float(), bias)
+    return y.to(x.dtype).view(*x.shape[:-1], layer.out_features)
 
 
 def _quantization_args(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
@@ -390,7 +395,7 @@ class _StockModel:
     layers: dict[str, nn.Module]
     """Layers that are quantized, or will be."""
     rotated: Sequence[str] = ()
-    """Names of the layers that read rotated inputs."""
+    """Names of the layers whose inputs an inner rotation has rotated."""
     caches: Mapping[str, QuantizedCache] = field(default_factory=dict)
     """Quantized caches, by the name of the attention layer."""
 
@@ -483,12 +488,16 @@ def _layer_targets(
 
 
 def _match_transformers_layers(
-    schemes: Mapping[str, Scheme], stock: _StockModel, tokenizer: Tokenizer | None
+    schemes: Mapping[str, Scheme],
+    stock: _StockModel,
+    own_names: Mapping[nn.Module, str],
+    tokenizer: Tokenizer | None,
 ) -> tuple[_TransformersLayout, Tokenizer | None]:
     """Check that Transformers can hold every quantized layer and the tokenizer.
 
-    `schemes` holds the layers' schemes by their names in Transformers. Returns Transformers' layout
-    of the model, and the tokenizer as Transformers reads it; None for no tokenizer.
+    `schemes` holds the layers' schemes by their names in Transformers, and `own_names` the layers'
+    names in the model. Returns Transformers' layout of the model, and the tokenizer as Transformers
+    reads it; None for no tokenizer.
 
     Raises:
         WakefulError: a layer, or the tokenizer, has no equivalent there.
@@ -508,6 +517,7 @@ def _match_transformers_layers(
                 f"itself, and {name} of a {model_type} is neither: {_MEASURE_ONLY}"
             )
     _check_group_widths(schemes, widths)
+    _check_rotations(schemes, stock, own_names)
     read_tokenizer = None if tokenizer is None else readable_tokenizer(tokenizer, stock.config)
     if tokenizer is not None and read_tokenizer is None:
         raise WakefulError(
@@ -532,10 +542,11 @@ def _check_experts(
             f"Transformers reads all experts by one: {_MEASURE_ONLY}"
         )
     for scheme, name in expert_by_scheme.items():
-        if scheme.inputs is not None or not isinstance(scheme.weights, Absmax):
+        is_weight_only = scheme.inputs is None and not scheme.rotation
+        if not (is_weight_only and isinstance(scheme.weights, Absmax)):
             raise WakefulError(
-                f"{name} is an expert, which Transformers reads from {FORMAT} only in whole "
-                f"numbers with unquantized inputs: use --scheme w4a16, or {_MEASURE_ONLY}"
+                f"{name} is an expert, which engines read from {FORMAT} only in whole numbers, "
+                f"with inputs neither quantized nor rotated: use --scheme w4a16, or {_MEASURE_ONLY}"
             )
     for tensor_name in stock.tensors:  # those in full precision
         name = tensor_name.removesuffix(".weight")
@@ -546,6 +557,29 @@ def _check_experts(
                 f"experts of a layer: skip them all with --skip {name.rsplit('.', 2)[0]}, or "
                 f"{_MEASURE_ONLY}"
             )
+
+
+def _check_rotations(
+    schemes: Mapping[str, Scheme], stock: _StockModel, own_names: Mapping[nn.Module, str]
+) -> None:
+    """Raise `WakefulError` if vLLM cannot rotate the inputs of layers whose schemes say so.
+
+    `schemes` holds the layers' schemes by their names in Transformers, and `own_names` the layers'
+    names in the model, which the error gives as patterns.
+    """
+    refused: list[str] = []
+    for name, layer in stock.layers.items():
+        is_head, is_fused = "." not in name, name.endswith(_FUSED)
+        if schemes[name].rotation and (
+            is_head or is_fused or layer.bias is not None or name in stock.rotated
+        ):
+            refused.append(own_names[layer])
+    if refused:
+        raise WakefulError(
+            "vLLM cannot rotate the inputs of the output head, of layers with a bias, of several "
+            "projections in one matrix, or of layers after an inner rotation: "
+            f"{skip_option(refused)}, choose a scheme without a rotation, or {_MEASURE_ONLY}"
+        )
 
 
 def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]) -> None:
@@ -566,8 +600,9 @@ def _check_group_widths(schemes: Mapping[str, Scheme], widths: Mapping[str, int]
             largest_in_group = 2 ** (grid.group.bit_length() - 1)
             size = min(largest_in_widths, largest_in_group)
             smaller = Scheme(
-                weights=replace(grid, group=size), inputs=scheme.inputs, method=scheme.method
-            )
+                weights=replace(grid, group=size), inputs=scheme.inputs, method=scheme.method,
+                cache=scheme.cache, rotation=scheme.rotation,
+            )  # fmt: skip
             advice = f"use --scheme {smaller.with_scales(scheme.scales).expression!r}, or "
         raise WakefulError(
             f"{name} reads {width} channels, which are not whole groups of "
@@ -675,6 +710,36 @@ def _decoder_to_stock_model(
         else:
             layers[hf_name.rpartition(".")[0]] = quantized[owners[0]]
     return _StockModel(config, tensors, layers, rotated, attentions)
+
+
+def rotates_inputs(model: nn.Module) -> bool:
+    """Tell whether a quantized model rotates inputs of its layers while it runs: by an inner
+    rotation, or by a scheme.
+    """
+    decoder = as_decoder(model)
+    has_inner_rotation = decoder is not None and decoder.config.mlp_rotation
+    return has_inner_rotation or any(
+        layer.scheme.rotation for layer in quantized_layers(model).values()
+    )
+
+
+def _input_rotations(
+    model: nn.Module, stock: _StockModel, layers: Mapping[str, QuantizedLinear]
+) -> list[tuple[Tensor, Sequence[str]]]:
+    """Return the matrices (n, n) by which layers multiply every n of their inputs, each with the
+    names of these layers: the inner rotation of a cured model, and those of schemes.
+    """
+    rotations: list[tuple[Tensor, Sequence[str]]] = []
+    if stock.rotated:
+        rotations.append((_inner_rotation(model), stock.rotated))
+    names_by_size: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        names_by_size.setdefault(layer.scheme.rotation, []).append(name)
+    names_by_size.pop(0, None)
+    for size, names in names_by_size.items():
+        matrix = rotate_channels(torch.eye(size, device=layers[names[0]].scale.device), size)
+        rotations.append((matrix, names))
+    return rotations
 
 
 def _inner_rotation(model: nn.Module) -> Tensor:

@@ -1,7 +1,8 @@
 """Quantization of a model's linear layers; the model itself stays unchanged."""
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -22,7 +23,7 @@ from wakeful.quantization.cache import (
     quantize_cache,
 )
 from wakeful.quantization.calibration import linear_product
-from wakeful.quantization.formats import quantize_layers
+from wakeful.quantization.formats import quantize_layers, rotation_fits
 from wakeful.quantization.linear import QuantizedLinear, weight_and_bias
 from wakeful.quantization.schemes import Scheme, parse_scheme
 from wakeful.switches import default_torch_state
@@ -71,6 +72,7 @@ def quantize_module(
         _refuse_quantized(model)
     model = prepare_model(model, ["*"] if cache_alone else skip)  # "*": experts stay fused
     layers = {} if cache_alone else linear_layers(model, skip)
+    check_rotation(scheme, layers)
     _check_finite_weights(layers)
     # One scheme, here called "", is rounded to; the function can take several.
     by_scheme = quantize_layers(model, layers, {"": scheme}, calibration, on_progress=on_progress)
@@ -104,6 +106,27 @@ def prepare_model(model: nn.Module, skip: Sequence[str] = ()) -> nn.Module:
     return unfuse_experts(
         model, lambda name: not any(fnmatchcase(name, pattern) for pattern in skip)
     )
+
+
+def check_rotation(scheme: Scheme, layers: Mapping[str, nn.Module]) -> None:
+    """Raise `WakefulError` that names all layers of which a scheme's rotation does not divide the
+    number of input channels.
+    """
+    refused = [name for name, layer in layers.items() if not rotation_fits(layer, scheme)]
+    if refused:
+        width = weight_and_bias(layers[refused[0]])[0].shape[1]
+        raise WakefulError(
+            f"{refused[0]} reads {width} channels, which rotations of {scheme.rotation} do not "
+            f"divide: use a smaller power of two, or {skip_option(refused)}"
+        )
+
+
+def skip_option(layers: Iterable[str]) -> str:
+    """Return the option that leaves layers of these names out, such as
+    "--skip 'model.layers.*.mlp.up_proj'": with one pattern for layers that differ by their numbers.
+    """
+    patterns = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in layers)
+    return " ".join(["--skip", *(f"'{pattern}'" for pattern in patterns)])
 
 
 def _check_finite_weights(layers: Mapping[str, nn.Module]) -> None:

@@ -1,6 +1,6 @@
 """Quantization of a model's layers to one or several formats, with calibration text.
 
-Text is read once for all formats of the same method. The model stays unchanged.
+Text is read once for all formats of the same method and rotation. The model stays unchanged.
 """
 
 import math
@@ -20,6 +20,7 @@ from wakeful.quantization.linear import (
     layer_divisor,
     quantize_layer_with_schemes,
     weight_and_bias,
+    weight_to_round,
 )
 from wakeful.quantization.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quantization.schemes import Scheme
@@ -32,11 +33,21 @@ LayersByFormat = dict[str, dict[str, QuantizedLinear]]
 
 
 def scheme_fits(layer: nn.Module, scheme: Scheme) -> bool:
-    """Tell whether a scheme quantizes weights, in groups that divide the number of the layer's
+    """Tell whether a scheme quantizes weights, and its groups and rotation divide the number of the
+    layer's input channels.
+    """
+    in_features = weight_and_bias(layer)[0].shape[1]
+    if scheme.weights is None or not rotation_fits(layer, scheme):
+        return False
+    return scheme.weights.has_whole_groups(in_features)
+
+
+def rotation_fits(layer: nn.Module, scheme: Scheme) -> bool:
+    """Tell whether a scheme has no rotation, or one whose size divides the number of the layer's
     input channels.
     """
     in_features = weight_and_bias(layer)[0].shape[1]
-    return scheme.weights is not None and scheme.weights.has_whole_groups(in_features)
+    return not scheme.rotation or in_features % scheme.rotation == 0
 
 
 def matrix_bytes(scheme: Scheme, rows: int, columns: int) -> int:
@@ -78,20 +89,23 @@ def quantize_layers(
         model: the model; after a sequential method too it has its own layers.
         layers: its layers to quantize, by name.
         schemes: the schemes by name.
-        text: calibration token ids (B, L), read once for all schemes of one method.
+        text: calibration token ids (B, L), read once for all schemes of one method and rotation.
         only_fitting: leave a layer out of the schemes that do not fit it (`scheme_fits`), instead
             of giving it a shorter last group.
         on_progress: called with the numbers of layers quantized and of all, each layer counted
-            once per method.
+            once per method and rotation.
 
     Raises:
-        WakefulError: several schemes have the same sequential method, or calibration text does not
-            suit the layers (`collect_statistics`) or the model (`compute_token_weights`).
+        WakefulError: several schemes have the same sequential method and rotation, or calibration
+            text does not suit the layers (`collect_statistics`) or the model
+            (`compute_token_weights`).
     """
     formats: LayersByFormat = {scheme_name: {} for scheme_name in schemes}
-    by_method: dict[str, dict[str, Scheme]] = {}
+    # Schemes of one method and rotation round the same weights by the same statistics.
+    by_method: dict[tuple[str, int], dict[str, Scheme]] = {}
     for scheme_name, scheme in schemes.items():
-        by_method.setdefault(str(scheme.method), {})[scheme_name] = scheme
+        key = (str(scheme.method), scheme.rotation)
+        by_method.setdefault(key, {})[scheme_name] = scheme
     num_quantized, total = 0, len(by_method) * len(layers)
     with evaluating(model):
         for method_schemes in by_method.values():
@@ -106,7 +120,7 @@ def quantize_layers(
 
 @dataclass(frozen=True, eq=False)
 class _LayerRounding:
-    """Rounding of a model's layers under one or several schemes of one method."""
+    """Rounding of a model's layers under one or several schemes of one method and rotation."""
 
     model: nn.Module
     layers: Mapping[str, nn.Module]
@@ -222,13 +236,14 @@ class _LayerRounding:
     ) -> Tensor | None:
         """Return the largest |W| over the named layers as a tensor (1, 1); None if there are none.
 
-        Layers that are not to be quantized do not count. Weights are multiplied by the divisors of
-        their inputs first, as they will be when they are rounded.
+        Layers that are not to be quantized do not count. Weights are taken as they will be rounded,
+        multiplied by the divisors of their inputs and rotated.
         """
-        maxima: list[Tensor] = []
+        scheme, maxima = self._scheme_list[0], list[Tensor]()
         for name in names:
-            if name in self.layers:
-                weight = weight_and_bias(self.layers[name])[0].detach().float()
-                divisor = layer_divisor(self._scheme_list[0], statistics.get(name))
-                maxima.append((weight if divisor is None else weight * divisor).abs().max())
+            if name in self.layers and rotation_fits(self.layers[name], scheme):
+                divisor = layer_divisor(scheme, statistics.get(name))
+                with torch.no_grad():
+                    weight = weight_to_round(self.layers[name], scheme, divisor).detach()
+                    maxima.append(weight.float().abs().max())
         return torch.stack(maxima).max().reshape(1, 1) if maxima else None

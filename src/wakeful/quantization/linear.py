@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
+from wakeful.model.turned import walsh_hadamard
 from wakeful.paged import store_like
 from wakeful.quantization.arithmetic import Operands, emulated_product, integer_product, pack_int4
 from wakeful.quantization.schemes import Scales, Scheme
@@ -45,7 +46,7 @@ class FixedDtypeModule(nn.Module):
 
 class QuantizedLinear(FixedDtypeModule):
     """A quantized linear layer, ŷ = Q_out(Q_in(x) Ŵᵀ + b), with those of W, x and y quantized that
-    the scheme says.
+    the scheme says. Under a scheme with a rotation R, x R and W R are quantized instead.
 
     Buffers: `integers` are the codes, (N, K) int8, or (N, ⌈K/2⌉) uint8 with two codes of up to 4
     bits per byte; `scale` and, where the number format has a zero point, `zero` are (N, 1), (1, 1)
@@ -133,6 +134,11 @@ class QuantizedLinear(FixedDtypeModule):
         return Operands(grid, self.integers, scales, self.in_features)
 
     @property
+    def has_transformed_inputs(self) -> bool:
+        """True where inputs are divided or rotated, so that Ŵ is no approximation of W."""
+        return self.divisor is not None or bool(self.scheme.rotation)
+
+    @property
     def depends_on_padding(self) -> bool:
         """True where padding tokens change a sequence's output, because a dynamic scale is shared
         by all tokens of a tensor.
@@ -141,7 +147,7 @@ class QuantizedLinear(FixedDtypeModule):
         return shared and self.scheme.scales == "dynamic"
 
     def dequantize(self) -> Tensor:
-        """Return Ŵ (N, K) in float32."""
+        """Return Ŵ (N, K) in float32; it multiplies inputs as `transform_inputs` returns them."""
         return self.operands.dequantize()
 
     def linear(self, x: Tensor) -> Tensor:
@@ -160,19 +166,26 @@ class QuantizedLinear(FixedDtypeModule):
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def prepare_inputs(self, x: Tensor) -> tuple[Tensor, Scales | None, int]:
-        """Return inputs as float32 rows (M, K), divided by the layer's divisor; their scales, None
-        where inputs are not quantized; and the number of sequences in the rows.
+        """Return three things: the rows of `transform_inputs`; their scales, None where inputs are
+        not quantized; and the number of sequences in the rows.
 
         No gradient flows through the scales.
         """
-        rows = x.reshape(-1, self.in_features).float()
-        if self.divisor is not None:
-            rows = rows / self.divisor
+        rows = self.transform_inputs(x)
         num_sequences = x.shape[0] if x.ndim > 2 else 1
         grid, scales = self.scheme.inputs, None
         if grid is not None:
             scales = grid.compute_scales(rows.detach(), num_sequences, self.input_scale)
         return rows, scales, num_sequences
+
+    def transform_inputs(self, x: Tensor) -> Tensor:
+        """Return inputs x (..., K) as float32 rows (M, K), divided by the layer's divisor and
+        rotated, as its weights expect them.
+        """
+        rows = x.reshape(-1, self.in_features).float()
+        if self.divisor is not None:
+            rows = rows / self.divisor
+        return rotate_channels(rows, self.scheme.rotation)
 
     def round_outputs(self, y: Tensor, num_sequences: int) -> Tensor:
         """Return outputs y (M, N) of `num_sequences` sequences, rounded if the scheme says so."""
@@ -204,6 +217,15 @@ class QuantizedHeads(QuantizedLinear):
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
+def rotate_channels(x: Tensor, size: int) -> Tensor:
+    """Return x (..., K) with every `size` channels multiplied by the Hadamard matrix H/√`size`,
+    which is symmetric and its own inverse; x itself for a size of 0.
+    """
+    if not size:
+        return x
+    return walsh_hadamard(x.unflatten(-1, (-1, size))).flatten(-2)
+
+
 def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Return a linear layer's weight (N, K) and its bias (N,) or None; GPT-2's Conv1D stores its
     weight transposed.
@@ -231,7 +253,8 @@ def quantize_layer_with_schemes(
     statistics: InputStatistics | None = None,
     max_weight: Tensor | None = None,
 ) -> list[QuantizedLinear]:
-    """Return one quantized copy of a linear layer per scheme; all schemes have the same method.
+    """Return one quantized copy of a linear layer per scheme; all schemes have the same method and
+    rotation.
 
     The method rounds for all number formats together, which saves time. `statistics` are as in
     `quantize_layer`. `max_weight` (1, 1) is the largest |W| over all layers that share an outer
@@ -239,11 +262,10 @@ def quantize_layer_with_schemes(
     """
     if not schemes:
         return []
-    weight, method = weight_and_bias(layer)[0], schemes[0].rounding
+    method, rotation = schemes[0].rounding, schemes[0].rotation
     assert statistics is not None or not method.divides_inputs
     divisor = layer_divisor(schemes[0], statistics)
-    if divisor is not None:
-        weight = weight.float() * divisor
+    weight = weight_to_round(layer, schemes[0], divisor)
     kind = QuantizedHeads if isinstance(layer, Heads) else QuantizedLinear
     quantized_copies = [kind(layer, scheme) for scheme in schemes]
     grids = [quantized.grid for quantized in quantized_copies]
@@ -255,6 +277,8 @@ def quantize_layer_with_schemes(
             for grid in grids
         ]
     gram = None if statistics is None else statistics.gram
+    if gram is not None and rotation:  # (X R)ᵀ(X R), with R = Rᵀ and XᵀX symmetric
+        gram = rotate_channels(rotate_channels(gram, rotation).T, rotation)
     rounded = method.round_with_grids(weight, grids, gram)
     for quantized, (integers, scales) in zip(quantized_copies, rounded, strict=True):
         quantized.set_weights(layer, integers, scales, divisor)
@@ -262,6 +286,18 @@ def quantize_layer_with_schemes(
             assert statistics is not None
             quantized.set_static_scales(statistics)
     return quantized_copies
+
+
+def weight_to_round(layer: nn.Module, scheme: Scheme, divisor: Tensor | None) -> Tensor:
+    """Return the weight (N, K) of a linear layer as a scheme rounds it: multiplied by the `divisor`
+    (K,) of its inputs, if there is one, and rotated.
+    """
+    weight = weight_and_bias(layer)[0]
+    if divisor is not None:
+        weight = weight.float() * divisor
+    if scheme.rotation:
+        weight = rotate_channels(weight.float(), scheme.rotation)
+    return weight
 
 
 def layer_divisor(scheme: Scheme, statistics: InputStatistics | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from wakeful.errors import WakefulError
 from wakeful.loading.card import quantized_card
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
-from wakeful.quantization.compressed import file_bytes, save_compressed
+from wakeful.quantization.compressed import file_bytes, rotates_inputs, save_compressed
 from wakeful.quantization.convert import quantized_layers, scheme_of
 from wakeful.quantization.damage import Damage, damage_summary, scheme_rows
 from wakeful.quantization.format_search import MIXED, MixedModel
@@ -156,6 +156,7 @@ class Quantization(MeasuredResult):
         command = format_command_line("quantize", self.options, self.source)
         return quantized_card(
             self.model.name, self.source, command, done=sentences, figures=figures,
+            rotates_inputs=rotates_inputs(self.model.module),
         )  # fmt: skip
 
     @property

@@ -84,7 +84,8 @@ def score_formats(
             if name not in quantized:
                 continue
             layer = quantized[name]
-            if layer.scheme.activations:  # the error of quantized inputs and outputs counts too
+            # Quantized inputs and outputs have errors too, and transformed inputs other weights.
+            if layer.scheme.activations or layer.has_transformed_inputs:
                 error = widened(layer.linear(x) - linear_product(linears[name], x))
                 error = error.reshape(gradient.shape)
             else:

@@ -25,7 +25,13 @@ from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, sour
 from wakeful.probes.running import as_decoder
 from wakeful.quantization.cache import calibrate_cache, check_cache_support, quantize_cache
 from wakeful.quantization.compressed import check_compressed, compressed_config, state_bytes
-from wakeful.quantization.convert import linear_layers, prepare_model, quantize_module, scheme_of
+from wakeful.quantization.convert import (
+    check_rotation,
+    linear_layers,
+    prepare_model,
+    quantize_module,
+    scheme_of,
+)
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.engines import ENGINES, EngineFormats
 from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, split_text
@@ -198,6 +204,9 @@ class _Quantizer:
         layers = self._layers_to_quantize(prepared)
         if options.cache or any(scheme.cache is not None for scheme in self.schemes):
             check_cache_support(loaded.module)
+        if self.engine is None:  # else each layer gets only schemes that fit it
+            for scheme in self.schemes:
+                check_rotation(scheme, layers)
         if options.save and not self._for_llama_cpp:
             to_save = self._schemes_to_save(layers)
             layers_to_save = {name: layers[name] for name in to_save}
@@ -422,6 +431,11 @@ def _engine_formats(options: QuantizeOptions) -> EngineFormats:
     schemes = parse_schemes(options.scheme)
     for scheme in schemes:
         compressed_config({scheme: ()})  # raises if the file cannot hold it
+        if scheme.rotation and options.save:  # not every layer that may get it can be saved so
+            raise WakefulError(
+                f"{scheme} rotates inputs, and cannot be one of several formats in a saved model: "
+                "leave --save out, or name this scheme alone, without a budget"
+            )
     # By the bytes of one row. It is so long that it has whole groups in all schemes.
     ordered = sorted(schemes, key=lambda scheme: matrix_bytes(scheme, 1, 128 * 128))
     return replace(engine, schemes={str(scheme): scheme for scheme in ordered})

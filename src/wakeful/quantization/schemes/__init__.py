@@ -38,8 +38,12 @@ class Scheme(FieldVariant):
     text. A `method` uses calibration text too. `cache` is the format of the keys and values that
     attention reads, with a scale for each head of each token, or from calibration text a scale per
     head or per tensor of a layer.
-    Two schemes are equal if their formats, method and kind of scales are; `str` prefers a short
-    name.
+
+    With a `rotation` of n channels, every n inputs are multiplied by the Hadamard matrix H/√n
+    before they are rounded, and so is each row of W: (x R)(W R)ᵀ = x Wᵀ, R = diag(H, H, …)/√n.
+    Outliers then spread over n channels (MR-GPTQ, 2509.23202).
+
+    Two schemes are equal if all of these are; `str` prefers a short name.
     """
 
     weights: Grid | None = None
@@ -48,6 +52,7 @@ class Scheme(FieldVariant):
     scales: ScaleKind = "dynamic"
     method: Method | None = None
     cache: Grid | None = None
+    rotation: int = 0
 
     def __post_init__(self) -> None:
         """Raise `WakefulError` if the number formats do not go together."""
@@ -64,12 +69,30 @@ class Scheme(FieldVariant):
                 raise WakefulError(f"{part} take a grid without a zero point, not {grid}")
         if self.cache is not None and self.cache.group and self.cache.per != "token":
             raise WakefulError(f"a cache has groups of a token's channels, not {self.cache}")
+        if self.rotation:
+            self._check_rotation()
         if self.scales not in get_args(ScaleKind):
             raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")
         if self.scales == "static" and not self.can_be_static:
             raise WakefulError(
                 f"{self.with_scales('dynamic')} has nothing to calibrate: only per-tensor "
                 "activation scales can be static, so use it with dynamic ones"
+            )
+
+    def _check_rotation(self) -> None:
+        """Raise `WakefulError` unless the rotation has a Hadamard matrix and goes with the rest."""
+        if self.rotation < 2 or self.rotation & (self.rotation - 1):
+            raise WakefulError(
+                f"rotation takes a number of channels that is a power of two, or 0 for none, not "
+                f"{self.rotation}"
+            )
+        if self.weights is None:
+            raise WakefulError("a rotation needs weights: it does not act on a cache")
+        if self.scales == "static" and self.inputs is not None:
+            raise WakefulError(
+                "calibration text gives no scales of rotated inputs: leave static out, or rotation "
+                "(a format that is saved with static scales only, such as nvfp4, cannot be saved "
+                "with a rotation)"
             )
 
     @property
@@ -149,7 +172,7 @@ class Scheme(FieldVariant):
         return name if self.scales == "dynamic" else f"{name} {self.scales}"
 
     def __eq__(self, value: object) -> bool:
-        """Tell whether another scheme, of any name, has the same formats, method and scales."""
+        """Tell whether another scheme, of any name, has equal fields."""
         return (
             isinstance(value, Scheme)
             and self.scales == value.scales
@@ -257,7 +280,7 @@ class FP8(Scheme):
 class MXFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 32 under powers of two; emulated."""
 
-    examples = ("mxfp4",)
+    examples = ("mxfp4", "mxfp4(method=gptq, rotation=32)")
     weights: Grid | None = MxE2M1(per="channel")
     inputs: Grid | None = MxE2M1(per="token")
 
