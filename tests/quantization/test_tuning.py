@@ -24,9 +24,11 @@ from wakeful.quantization.tuning import (
     _set_kl_gradients,
     _start_log_ratios,
     _trainable_scales,
+    count_sequences,
     is_clear_decrease,
     is_tunable,
     sequences_per_step,
+    split_sequences,
     tune_scales,
 )
 
@@ -142,6 +144,18 @@ def test_the_gradient_is_that_of_the_mean_divergence() -> None:
     (expected,) = torch.autograd.grad(total / (3 * 23), [trained])
     torch.testing.assert_close(trained.grad, expected, rtol=1e-4, atol=1e-7)
     assert float(expected.abs().max()) > 1e-3
+
+
+def test_every_ninth_sequence_decides() -> None:
+    assert count_sequences(0, 256) == 0
+    for steps, length in ((1, 512), (64, 256), (100, 2048)):
+        text = [torch.tensor([[index]]) for index in range(count_sequences(steps, length))]
+        training, validation = split_sequences(text)
+        assert len(training) == steps * sequences_per_step(length)
+        assert len(validation) == len(training) // 8
+        assert [int(tokens) for tokens in validation] == list(range(8, len(text), 9))
+        assert sorted(map(int, training + validation)) == list(range(len(text)))
+    assert split_sequences([]) == ([], [])
 
 
 def test_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:

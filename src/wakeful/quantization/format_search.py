@@ -28,7 +28,13 @@ from wakeful.quantization.linear import QuantizedLinear, quantize_layer, weight_
 from wakeful.quantization.measure import kl_per_sequence, loss_and_kl_per_sequence
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.scores import Scores, score_formats
-from wakeful.quantization.tuning import Tuning, copy_with_own_scales, is_tunable, tune_scales
+from wakeful.quantization.tuning import (
+    Tuning,
+    copy_with_own_scales,
+    is_tunable,
+    split_sequences,
+    tune_scales,
+)
 from wakeful.terminal.display import OnProgress, ignore_progress
 
 MIXED = "mixed"
@@ -228,6 +234,7 @@ class FormatSearch:
     tuning_steps: int = 0
     """Steps of training the scales."""
     tuning_text: Sequence[Int[Tensor, "1 L"]] = ()
+    """Sequences to train scales on; every ninth helps to decide whether training helped."""
     tuning_state: Path | None = None
     """File that keeps the state of that training."""
     on_rounding: OnProgress = ignore_progress
@@ -301,9 +308,10 @@ class FormatSearch:
         mixed_model = self._choose_formats()
         if not self.tuning_steps:
             return mixed_model
-        training_text = self.tuning_text or self.rounding_text  # the former may be left out
+        training, validation = split_sequences(self.tuning_text)
         tuning = tune_scales(
-            self.model, mixed_model.module, training_text, self.selection_text,
+            self.model, mixed_model.module, training or self.rounding_text,
+            [*self.selection_text, *validation],
             steps=self.tuning_steps, state=self.tuning_state, on_progress=self.on_tuning,
         )  # fmt: skip
         return replace(mixed_model, tuning=tuning)

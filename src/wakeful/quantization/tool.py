@@ -44,7 +44,7 @@ from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.schemes import SCHEMES, Absmax, Scheme, parse_scheme
 from wakeful.quantization.schemes.grids import E4M3
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
-from wakeful.quantization.tuning import sequences_per_step
+from wakeful.quantization.tuning import count_sequences
 from wakeful.runs.run import Environment
 from wakeful.switches import default_torch_state
 from wakeful.terminal.display import DisplayFactory
@@ -120,7 +120,7 @@ def quantize(
         counts = _SequenceCounts(
             options.num_sequences if measures else 0,
             options.calibration_sequences if calibrates else 0,
-            options.tune * sequences_per_step(length),
+            count_sequences(options.tune, length),
         )
         num_calibration = counts.calibration + counts.tuning
         num_sequences = counts.measured + (0 if texts else num_calibration)

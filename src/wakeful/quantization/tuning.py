@@ -46,6 +46,7 @@ RATE = 1e-3
 """Learning rate of Adam, for θ."""
 _TOKENS = 1024
 """Approximate number of tokens of a step."""
+_VALIDATION_EVERY = 9
 _SECONDS_BETWEEN_STATES = 60.0
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 """Names of what Adam keeps for a parameter: the number of its steps, and its moments."""
@@ -66,6 +67,24 @@ class Tuning:
 def sequences_per_step(length: int) -> int:
     """Return the number of sequences of `length` tokens that one step of training reads."""
     return max(1, _TOKENS // length)
+
+
+def count_sequences(steps: int, length: int) -> int:
+    """Return the number of sequences of `length` tokens that training reads in `steps` steps,
+    together with those that `split_sequences` takes away to decide whether it helped.
+    """
+    num_training = steps * sequences_per_step(length)
+    return num_training + num_training // (_VALIDATION_EVERY - 1)
+
+
+def split_sequences(text: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Split sequences into (those to train scales on, those that decide whether training helped).
+
+    Every ninth sequence decides. A few sequences would not tell a small improvement from chance.
+    """
+    validation = [*text[_VALIDATION_EVERY - 1 :: _VALIDATION_EVERY]]
+    training = [tokens for index, tokens in enumerate(text, 1) if index % _VALIDATION_EVERY]
+    return training, validation
 
 
 def tune_scales(
