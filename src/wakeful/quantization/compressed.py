@@ -39,7 +39,7 @@ from wakeful.hf.weights_out import (
     write_texts,
 )
 from wakeful.model.decoder import Decoder
-from wakeful.model.turned import WalshHadamard
+from wakeful.model.turned import walsh_hadamard
 from wakeful.paged import split_rows, store_like
 from wakeful.probes.experts import is_fused, routers_of
 from wakeful.probes.running import as_decoder
@@ -747,7 +747,7 @@ def _inner_rotation(model: nn.Module) -> Tensor:
     projection reads x M in place of its inputs x.
     """
     down: Any = model.get_submodule("blocks.0.mlp.down")
-    return WalshHadamard()(torch.eye(down.in_features, device=next(model.parameters()).device))
+    return walsh_hadamard(torch.eye(down.in_features, device=next(model.parameters()).device))
 
 
 def _weight_offset(norm: nn.Module) -> float:

@@ -47,6 +47,7 @@ RATE = 1e-3
 _TOKENS = 1024
 """Approximate number of tokens of a step."""
 _VALIDATION_EVERY = 9
+"""Of so many sequences, one decides whether training helped."""
 _SECONDS_BETWEEN_STATES = 60.0
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 """Names of what Adam keeps for a parameter: the number of its steps, and its moments."""
