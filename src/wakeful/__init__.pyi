@@ -247,6 +247,7 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    rotation: str = "",
     cache: Literal["", "fp8", "int8", "fp8_head", "int8_head"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
@@ -297,6 +298,10 @@ def quantize(
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
+        rotation: With --bits, --bytes or --loss: rotate the model before its formats are
+            chosen. auto: try values and hadamard on calibration text, and use the better one if
+            its 95% interval shows that it helps and the file does not grow. Or name one:
+            values, hadamard, block_diagonal(size=64).
         cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales
             from calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty:
             full precision.
@@ -341,6 +346,7 @@ def quantize(
     bits: float = 0.0,
     bytes: int = 0,
     loss: float = 0.0,
+    rotation: str = "",
     cache: Literal["", "fp8", "int8", "fp8_head", "int8_head"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
@@ -391,6 +397,10 @@ def quantize(
         bytes: Choose a format for each layer, with at most this many bytes for the whole file.
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
+        rotation: With --bits, --bytes or --loss: rotate the model before its formats are
+            chosen. auto: try values and hadamard on calibration text, and use the better one if
+            its 95% interval shows that it helps and the file does not grow. Or name one:
+            values, hadamard, block_diagonal(size=64).
         cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales
             from calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty:
             full precision.

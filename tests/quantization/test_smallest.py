@@ -26,7 +26,7 @@ def llama(**over: object) -> LlamaForCausalLM:
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        initializer_range=0.3, tie_word_embeddings=True, **{"vocab_size": 61} | over,
+        initializer_range=0.3, **{"vocab_size": 61, "tie_word_embeddings": True} | over,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 

@@ -24,7 +24,6 @@ from inheritance.references import once
 from verbs.test_diagnose import llama, save_tokenizer  # noqa: F401
 from wakeful.cli import main
 from wakeful.curing.search import Candidate, CureChoice, FormatTrial, Proof, SearchTexts
-from wakeful.curing.tool import _round_changed
 from wakeful.diagnosis.verdict import diagnosis_summary, findings
 from wakeful.errors import WakefulError
 from wakeful.estimates import LossChange
@@ -34,7 +33,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quantization.schemes import Scheme
-from wakeful.surgery import SinkChoice, SinkTrial, losses_after_opening
+from wakeful.surgery import SinkChoice, SinkTrial, losses_after_opening, round_changed
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
@@ -417,11 +416,11 @@ def test_a_cured_model_gets_no_sinks_again(ended: Path, words: str) -> None:
 @torch.no_grad()
 def test_weights_are_rounded_to_a_type_of_the_same_width() -> None:
     plain, cured = (torch.nn.Linear(2, 2).bfloat16() for _ in range(2))
-    assert _round_changed(cured, plain, torch.float16)
-    assert not _round_changed(cured, plain, torch.float32)
+    assert round_changed(cured, plain, torch.float16)
+    assert not round_changed(cured, plain, torch.float32)
     cured.weight.fill_(1e5)
     with pytest.raises(WakefulError, match="weight is too large for float16"):
-        _round_changed(cured, plain, torch.float16)
+        round_changed(cured, plain, torch.float16)
 
 
 @pytest.mark.slow

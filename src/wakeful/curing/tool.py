@@ -57,7 +57,6 @@ from wakeful.loading.sources import Source, convert_to_decoder, dtype_name, sour
 from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
-from wakeful.paged import stored_tensor
 from wakeful.probes.experts import is_fused
 from wakeful.probes.watch import event_source
 from wakeful.reports.html import write_page
@@ -387,7 +386,7 @@ def _cure_decoder(task: _CureTask) -> _CuredModel:
         )
         report_lines.append(("Learned sinks", description))
     cured, cure_lines = _apply_cures(task, decoder, prefix)
-    report_lines += cure_lines + prefix_lines + _round_changed(cured, plain, task.stored)
+    report_lines += cure_lines + prefix_lines + _round_weights(cured, plain, task)
     context = min(loaded.context, cured.config.context)
     result = task.wrap_cured(cured, context=context, read_tokenizer=read_tokenizer)
     show.note("comparing logits")
@@ -443,7 +442,7 @@ def _cure_experts(task: _CureTask) -> _CuredModel:
     cured = surgery.rotate_experts(
         loaded.module, options.turning, stream=bool(options.rotate), seed=options.seed
     )
-    rounding_lines = _round_changed(cured, loaded.module, task.stored)
+    rounding_lines = _round_weights(cured, loaded.module, task)
     task.show.note("comparing logits")
     difference = measure_difference(loaded.module, cured, text[:, :COMPARED_TOKENS])
     result = task.wrap_cured(cured)
@@ -692,37 +691,11 @@ def _apply_cures(
     return cured, report_lines
 
 
-@torch.no_grad()
-def _round_changed(
-    cured: nn.Module, plain: nn.Module, dtype: torch.dtype | None
-) -> list[tuple[str, str]]:
-    """Round the weights that the cure changed, in place, to the type that they are written in;
-    return report lines (label, text).
-
-    The model that is measured is then the model that is written. `dtype` is that type, None for
-    the weights' own. Unchanged weights are not rounded: a norm that is stored as its weight minus
-    one is exact in the file, and not in the decoder.
-
-    Raises:
-        WakefulError: a weight is too large for the type.
+def _round_weights(cured: nn.Module, plain: nn.Module, task: _CureTask) -> list[tuple[str, str]]:
+    """Round the weights that the cure changed to the type written; return report lines (label,
+    text).
     """
-    if dtype is None or torch.promote_types(dtype, next(cured.parameters()).dtype) == dtype:
-        return []  # `dtype` holds all numbers exactly
-    originals = dict(plain.named_parameters())
-    has_changed = False
-    type_name = str(dtype).removeprefix("torch.")
-    for name, parameter in cured.named_parameters():
-        original = originals.get(name)
-        if stored_tensor(parameter).dtype == dtype or original is parameter:
-            continue  # it has the type already, or is shared with the original
-        if original is not None and torch.equal(original, parameter):
-            continue  # a copy that did not change
-        rounded = parameter.to(dtype)
-        if not rounded.isfinite().all():
-            raise WakefulError(
-                f"{name} is too large for {type_name}: write it with --stored float32"
-            )
-        parameter.copy_(rounded)
-        has_changed = True
-    description = f"those that changed are rounded to {type_name}, the type written"
-    return [("Weights", description)] if has_changed else []
+    if not surgery.round_changed(cured, plain, task.stored):
+        return []
+    type_name = str(task.stored).removeprefix("torch.")
+    return [("Weights", f"those that changed are rounded to {type_name}, the type written")]

@@ -75,6 +75,8 @@ def layer_errors(damage: Damage, scheme: str) -> pl.DataFrame:
     errors = rows.filter(scheme=scheme, metric="relative_error", position="all")
     errors = errors.select("module", "layer", "kind", "value", "standard_error")
     kurtosis = rows.filter(metric="input_kurtosis", position="rest")
+    own = kurtosis.filter(scheme=scheme)  # of a model that was rotated before it was quantized
+    kurtosis = own if len(own) else kurtosis.filter(scheme="")
     kurtosis = kurtosis.select("module", kurtosis="value")
     errors = errors.join(kurtosis, on="module", how="left", maintain_order="left")
     figures = pl.selectors.float()  # all columns of numbers

@@ -73,7 +73,7 @@ class MixedModel:
     the chosen formats, and those that are.
     """
     uniform_bytes: Mapping[str, int]
-    """Bytes of the layers in each uniform model."""
+    """Bytes of each uniform model's file."""
     allocation: Allocation
     frontier: Sequence[tuple[int, float]]
     """Bytes of the layers and predicted cost of the best allocations for many budgets."""
@@ -81,6 +81,9 @@ class MixedModel:
     """Number of the layers' weights."""
     other_bytes: int
     """Bytes of what is not quantized: norms, and mostly embeddings and the head."""
+    rotation: str = ""
+    """Name of the rotation of the model before it was quantized, "" for none. The uniform models
+    are not rotated."""
     tuning: Tuning | None = None
     """Result of training the scales, where requested."""
 
@@ -97,8 +100,7 @@ class MixedModel:
     @property
     def bytes(self) -> dict[str, int]:
         """Bytes of each model's file, by the model's name."""
-        sizes = {MIXED: self.allocation.bytes, **self.uniform_bytes}
-        return {name: size + self.other_bytes for name, size in sizes.items()}
+        return {MIXED: self.allocation.bytes + self.other_bytes, **self.uniform_bytes}
 
     @property
     def schemes(self) -> dict[str, Scheme]:
@@ -237,6 +239,11 @@ class FormatSearch:
     """Sequences to train scales on; every ninth helps to decide whether training helped."""
     tuning_state: Path | None = None
     """File that keeps the state of that training."""
+    unrotated: "FormatSearch | None" = None
+    """Search of the model before it was rotated, whose uniform models the result is compared with;
+    None for a model that is not rotated."""
+    _quantized_layers: LayersByFormat = field(default_factory=dict, init=False)
+    """Layers and embeddings that are quantized already, by format; see `_quantize_to`."""
     on_rounding: OnProgress = ignore_progress
     on_tuning: OnProgress = ignore_progress
 
@@ -254,6 +261,34 @@ class FormatSearch:
     def other_bytes(self) -> int:
         """Bytes of everything in the model but the layers and embeddings to quantize."""
         return self.model_bytes - self.unscored.num_weights * self.stored_dtype.itemsize
+
+    @property
+    def nearest_uniform_format(self) -> str:
+        """Name of the largest format of all layers within the budget, or, if there is none or the
+        budget is of loss, of the smallest. If no format fits all layers, it is the smallest that
+        fits any.
+
+        Raises:
+            WakefulError: no format fits any layer.
+        """
+        choices = self.unscored.uniform_choices  # the smallest first
+        if not choices:
+            if not self._names_in_use:
+                raise WakefulError(
+                    "none of the formats fits a layer: name others, or smaller groups"
+                )
+            return self._names_in_use[0]
+        smallest = next(iter(choices))
+        if self.budget.loss:
+            return smallest
+        within = [name for name, choice in choices.items() if choice.bytes <= self.layer_budget]
+        return within[-1] if within else smallest
+
+    @property
+    def _names_in_use(self) -> list[str]:
+        """Names of the formats that fit at least one group of layers, the smallest first."""
+        fitting = {name for names in self.unscored.format_names for name in names}
+        return [name for name in self.engine.schemes if name in fitting]
 
     @property
     def layer_budget(self) -> int:
@@ -304,8 +339,11 @@ class FormatSearch:
             WakefulError: see `check`; or no formats that were tried meet a budget of loss.
         """
         self.check()
-        # On return, layers in the formats that were not chosen are released: training needs memory.
         mixed_model = self._choose_formats()
+        # Layers in the formats that were not chosen are released: training needs memory.
+        for search in (self, self.unrotated):
+            if search is not None:
+                search._quantized_layers.clear()
         if not self.tuning_steps:
             return mixed_model
         training, validation = split_sequences(self.tuning_text)
@@ -341,34 +379,53 @@ class FormatSearch:
             for name in self.embeddings
             if formats[name] != self.engine.full_precision
         }
-        uniform_choices = candidates.uniform_choices
         # To compare with: the uniform formats that are smaller, and the first that is not, if any.
-        num_smaller = sum(choice.bytes < allocation.bytes for choice in uniform_choices.values())
-        uniform_names = list(uniform_choices)[: num_smaller + 1]
-        uniform_models = {
-            name: self._build_model(candidates, dict.fromkeys(candidates.layers, name))
-            for name in uniform_names
+        compared, file_bytes = self.unrotated or self, allocation.bytes + self.other_bytes
+        uniform_bytes = {
+            name: choice.bytes + compared.other_bytes
+            for name, choice in compared.unscored.uniform_choices.items()
         }
+        num_smaller = sum(size < file_bytes for size in uniform_bytes.values())
+        uniform_bytes = dict(list(uniform_bytes.items())[: num_smaller + 1])
         return MixedModel(
             full_model=self.model, module=self._build_model(candidates, formats),
             engine=self.engine, formats=formats, allocation=allocation,
             embeddings=quantized_embeddings,
-            uniform_models=uniform_models,
-            uniform_bytes={name: uniform_choices[name].bytes for name in uniform_names},
+            uniform_models=compared._build_uniform(list(uniform_bytes)),
+            uniform_bytes=uniform_bytes,
             frontier=frontier.curve(), num_weights=candidates.num_weights,
             other_bytes=self.other_bytes,
         )  # fmt: skip
 
     def _score_candidates(self) -> Candidates:
-        """Return the candidates: all layers and embeddings quantized to every format that fits
-        them, with the estimated cost of each on the selection text.
-
-        Layers are rounded by the format's method, embeddings always to nearest.
+        """Return the candidates in every format, with the estimated cost of each layer and
+        embedding in it on the selection text.
         """
-        names_in_use = {name for names in self.unscored.format_names for name in names}
+        candidates = self._quantize_to(self._names_in_use)
+        scores = score_formats(
+            self.model, self.layers, candidates.formats, self.selection_text,
+            tables=self.embeddings,
+        )  # fmt: skip
+        return replace(candidates, scores=scores)
+
+    def uniform_kl(self, format_name: str, full_model: nn.Module) -> list[float]:
+        """Return KL(full_model ‖ quantized) in nats per token for each sequence of the selection
+        text, with the layers and embeddings that a format fits quantized to it.
+        """
+        modules = list(self._build_uniform([format_name]).values())
+        return kl_per_sequence(full_model, modules, self.selection_text)[0]
+
+    def _quantize_to(self, format_names: Sequence[str]) -> Candidates:
+        """Return the candidates without scores: all layers and embeddings quantized to each of the
+        named formats that fits them.
+
+        Layers are rounded by the format's method, embeddings always to nearest. What is quantized
+        is kept for later calls.
+        """
         schemes = {
-            name: scheme for name, scheme in self.engine.schemes.items() if name in names_in_use
-        }  # without the formats that fit no group of layers
+            name: self.engine.schemes[name]
+            for name in format_names if name not in self._quantized_layers
+        }  # fmt: skip
         formats = quantize_layers(
             self.model, self.layers, schemes, self.rounding_text, only_fitting=True,
             on_progress=self.on_rounding,
@@ -378,10 +435,19 @@ class FormatSearch:
             for name, table in self.embeddings.items():
                 if scheme_fits(table.linear, scheme):
                     formats[format_name][name] = quantize_layer(table.linear, to_nearest)
-        scores = score_formats(
-            self.model, self.layers, formats, self.selection_text, tables=self.embeddings
-        )
-        return replace(self.unscored, formats=formats, scores=scores)
+        self._quantized_layers.update(formats)
+        quantized = {name: self._quantized_layers[name] for name in format_names}
+        return replace(self.unscored, formats=quantized)
+
+    def _build_uniform(self, format_names: Sequence[str]) -> dict[str, nn.Module]:
+        """Return, by format, a copy of the model with that format in all layers and embeddings that
+        it fits.
+        """
+        candidates = self._quantize_to(format_names)
+        return {
+            format_name: self._build_model(candidates, dict.fromkeys(layers, format_name))
+            for format_name, layers in candidates.formats.items()
+        }
 
     def _build_model(self, candidates: Candidates, formats: Mapping[str, str]) -> nn.Module:
         """Return a copy of the model in which each layer has its format in `formats`, which gives
@@ -422,8 +488,16 @@ class FormatSearch:
             self._build_model(candidates, candidates.formats_by_layer(compared))
             for compared in (allocation, uniform)
         ]
-        mixed_kl, uniform_kl = map(sum, kl_per_sequence(self.model, models, self.selection_text))
+        kl = kl_per_sequence(self._full_model, models, self.selection_text)
+        mixed_kl, uniform_kl = map(sum, kl)
         return uniform if uniform_kl < mixed_kl else allocation
+
+    @property
+    def _full_model(self) -> nn.Module:
+        """The model in full precision as it was given: before any rotation, and before weights were
+        rounded after it.
+        """
+        return self.model if self.unrotated is None else self.unrotated.model
 
     def _mean_loss(self, module: nn.Module) -> float:
         """Return a model's mean loss on the selection text, in nats per token."""
@@ -440,7 +514,7 @@ class FormatSearch:
         Raises:
             WakefulError: no allocation that was tried is within the budget.
         """
-        full_loss, allowed = self._mean_loss(self.model), self.budget.loss
+        full_loss, allowed = self._mean_loss(self._full_model), self.budget.loss
         max_predicted_cost, best = allowed, None
         for _ in range(_ROUNDS):
             allocation = frontier.within_cost(max_predicted_cost)

@@ -5,7 +5,7 @@ of a sequence, K input channels, N output channels, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,15 +134,20 @@ def measure_damage(
     quantized: dict[str, nn.Module],
     sequences: Sequence[Int[Tensor, "1 L"]],
     *,
+    rotated: Mapping[str, nn.Module] | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Measurement:
     """Compare a model, called `name`, with its quantized versions (by scheme name) on the same
     sequences.
 
+    `rotated` has, by scheme name, the full-precision models of those versions that are quantized
+    from another model with the same function, whose layers differ from those of `model`.
+
     The result's table `layers` has two metrics, for the first token and the rest separately:
     `relative_error`, ‖ŷ − y‖ / ‖y‖ of every quantized layer given the full-precision input, and
-    `input_kurtosis` of every quantized layer's input in the full-precision model. All tokens of an
-    expert count as the rest, and the experts of one projection have one row, their mean.
+    `input_kurtosis` of every quantized layer's input in the full-precision model; for a model of
+    `rotated` it stands under the scheme's name, else under "". All tokens of an expert count as the
+    rest, and the experts of one projection have one row, their mean.
 
     Raises:
         WakefulError: the model is not causal, a sequence has fewer than two tokens, or the
@@ -153,16 +158,25 @@ def measure_damage(
     # them: before quantizing, experts are unfused, and a folded embedding unties the head.
     has_these_layers = isinstance(model, Decoder) and not model.embedding.folded_name
     prepared = model if has_these_layers else prepare_model(model)
-    figures = _LayerFigures(block_paths(prepared))
+    rotated = {scheme: prepare_model(full_model) for scheme, full_model in (rotated or {}).items()}
+    not_rotated = {name: module for name, module in quantized.items() if name not in rotated}
+    paths = block_paths(prepared)
+    for full_model in rotated.values():
+        paths |= block_paths(full_model)
+    figures = _LayerFigures(paths)
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
     on_progress(0, len(sequences))
     for done, tokens in enumerate(sequences, start=1):
-        with _record_layer_errors(prepared, quantized, figures):
+        with _record_layer_errors(prepared, not_rotated, figures):
             reference, targets = logits_and_targets(model, tokens)
             if prepared is not model:
                 logits_of(prepared, tokens)  # only its layers are watched
+        for scheme, full_model in rotated.items():
+            layers = {scheme: quantized[scheme]}
+            with _record_layer_errors(full_model, layers, figures, kurtosis_of=scheme):
+                logits_of(full_model, tokens)
         counts.append(len(targets))
         full.nll.append(total_nll(reference, targets))
         for scheme, quantized_model in quantized.items():
@@ -221,13 +235,16 @@ def _mean_kurtosis(h: Tensor) -> float:
 
 @contextmanager
 def _record_layer_errors(
-    model: nn.Module, quantized: dict[str, nn.Module], figures: _LayerFigures
+    model: nn.Module,
+    quantized: dict[str, nn.Module],
+    figures: _LayerFigures,
+    kurtosis_of: str = "",
 ) -> Iterator[None]:
     """Add figures of the quantized layers to `figures` whenever the full-precision `model` runs in
     the context.
 
-    They are the kurtosis of the layer's input and, for each model in `quantized` (by scheme) that
-    has the layer quantized, the relative error of its output.
+    They are the kurtosis of the layer's input, under the scheme `kurtosis_of`, and, for each model
+    in `quantized` (by scheme) that has the layer quantized, the relative error of its output.
 
     A layer of the full-precision model and the layer of its name in each quantized model get the
     same input: that of the full-precision model.
@@ -249,7 +266,7 @@ def _record_layer_errors(
         label = projection if is_expert else name
         # An expert reads tokens from anywhere in the sequence: there is no first one.
         kurtosis = {"rest": _mean_kurtosis(x)} if is_expert else _kurtosis_by_position(x)
-        figures.add("", label, "input_kurtosis", kurtosis)
+        figures.add(kurtosis_of, label, "input_kurtosis", kurtosis)
         y = linear_product(modules[name], x)
         for scheme, layers in layers_by_scheme.items():
             if name in layers:

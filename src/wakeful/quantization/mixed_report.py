@@ -48,20 +48,25 @@ def compare_to_uniform(damage: Damage) -> dict[str, Any]:
     return result | {"verdict": verdict, **fields}
 
 
-def comparison_sentence(damage: Damage) -> str:
-    """Return a sentence that compares the mixed model with a uniform format of no fewer bytes."""
+def comparison_sentence(damage: Damage, rotation: str = "") -> str:
+    """Return a sentence that compares the mixed model with a uniform format of no fewer bytes.
+
+    `rotation` names the rotation of the mixed model before it was quantized, "" for none.
+    """
     result, measurement = compare_to_uniform(damage), damage.measurement
     against, num_sequences = result["against"], len(measurement.counts)
     increase = format_interval(*measurement.loss_increase(MIXED), num_sequences, "+")
+    after = f" after the rotation {rotation}" if rotation else ""
     if against is None:
-        return f"The chosen formats raise the loss by {increase} nats per token."
+        return f"The chosen formats{after} raise the loss by {increase} nats per token."
     uniform_increase = format_interval(*measurement.loss_increase(against), num_sequences, "+")
     difference = format_interval(
         result["difference"], result["difference_standard_error"], num_sequences, "+"
     )
     sentence = (
-        f"{result['verdict'].capitalize()}: the chosen formats raise the loss by {increase} nats "
-        f"per token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {against} by {uniform_increase} in "
+        f"{result['verdict'].capitalize()}: the chosen formats{after} raise the loss by "
+        f"{increase} nats per token in {damage.bytes[MIXED] / 1e6:,.1f} MB, "
+        f"{against}{' without a rotation' if rotation else ''} by {uniform_increase} in "
         f"{damage.bytes[against] / 1e6:,.1f} MB; difference, paired: {difference} (± its 95% "
         f"interval, on {num_sequences} sequences that chose nothing)."
     )
@@ -139,7 +144,7 @@ def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
     """Return the report's section about a model with a format for each layer."""
     rows = [[name, f"{count}"] for name, count in mixed.counts.items()]
     return Section("The smallest file", [
-        Text(comparison_sentence(damage)),
+        Text(comparison_sentence(damage, mixed.rotation)),
         Text(f"{describe_formats(mixed)}{describe_tuning(mixed)}."),
         Table(["format", "layers"], rows, "Layers of each format"),
         Chart("Loss increase against bytes", partial(_draw_frontier, damage, mixed)),

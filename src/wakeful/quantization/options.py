@@ -46,6 +46,10 @@ class QuantizeOptions(ReadingOptions):
     loss: HowMuch[float] = 0.0
     """Choose a format for each layer, with the fewest bytes that raise the loss by at most this
     many nats per token."""
+    rotation: How[str] = ""
+    """With --bits, --bytes or --loss: rotate the model before its formats are chosen. auto: try
+    values and hadamard on calibration text, and use the better one if its 95% interval shows that
+    it helps and the file does not grow. Or name one: values, hadamard, block_diagonal(size=64)."""
     cache: How[CacheName] = ""
     """With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales from
     calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty: full
@@ -65,6 +69,7 @@ class QuantizeOptions(ReadingOptions):
         Excludes("bits", "bytes loss", "each limits the size of the file"),
         Excludes("bytes", "loss", "each limits the size of the file"),
         Excludes("bits bytes loss", "sensitivity", "they choose the formats"),
+        Needs("rotation", "bits bytes loss", "for named schemes, rotate the model by wakeful cure"),
         Needs("cache", "bits bytes loss", "otherwise the scheme says it"),
         Needs("for_", "bits bytes loss", "it is the engine whose formats are chosen"),
     )

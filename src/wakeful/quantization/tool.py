@@ -1,6 +1,7 @@
 """The tool quantize: quantizes models with schemes and measures the damage on a text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -34,13 +35,22 @@ from wakeful.quantization.convert import (
 )
 from wakeful.quantization.damage import Damage
 from wakeful.quantization.engines import ENGINES, EngineFormats
-from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, split_text
+from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, MixedModel, split_text
 from wakeful.quantization.formats import matrix_bytes, scheme_fits
 from wakeful.quantization.gguf_file import embedding_tables
 from wakeful.quantization.measure import measure_damage
 from wakeful.quantization.mixed_report import describe_selection
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
+from wakeful.quantization.rotated import (
+    AUTO,
+    RotationChoice,
+    SearchedModel,
+    check_rotation_name,
+    choose_rotation,
+    rotate_model,
+    skip_in_decoder,
+)
 from wakeful.quantization.schemes import SCHEMES, Absmax, Scheme, parse_scheme
 from wakeful.quantization.schemes.grids import E4M3
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
@@ -191,6 +201,8 @@ class _Quantizer:
     session: Session
     engine: EngineFormats | None
     """Formats to choose from, if a format is chosen for each layer."""
+    skip: Sequence[str] = ()
+    """Patterns of the layers to skip, by their names in the model that is loaded last."""
 
     def quantize_next(self, source: Source) -> Quantization:
         """Load, quantize and measure the next of the models; `source` is its name.
@@ -200,34 +212,34 @@ class _Quantizer:
         """
         loaded, options, counts = self._load_next(), self.options, self.counts
         show = self.session.show
-        prepared = prepare_model(loaded.module, options.skip)
+        prepared = prepare_model(loaded.module, self.skip)
         layers = self._layers_to_quantize(prepared)
         if options.cache or any(scheme.cache is not None for scheme in self.schemes):
             check_cache_support(loaded.module)
         if self.engine is None:  # else each layer gets only schemes that fit it
             for scheme in self.schemes:
                 check_rotation(scheme, layers)
-        if options.save and not self._for_llama_cpp:
-            to_save = self._schemes_to_save(layers)
-            layers_to_save = {name: layers[name] for name in to_save}
-            check_compressed(prepared, to_save, layers_to_save, _tokenizer_to_write(loaded))
+        self._check_saving(loaded, prepared, layers)
         length = options.length_for(loaded.context)
         text = choose_data(loaded, options, self.data)
         sequences = self._read_sequences(loaded, text, length)
         measured, others = sequences[: counts.measured], sequences[counts.measured :]
         calibration, tuning = others[: counts.calibration], others[counts.calibration :]
         schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
+        choice, rotated = None, dict[str, nn.Module]()
         if self.engine is None:
             models = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
-            search = self._create_search(loaded, self.engine, prepared, layers, calibration, tuning)
-            mixed_model = search.find_formats()
-            if options.cache:
-                _quantize_caches(mixed_model.modules.values(), options.cache, calibration)
+            mixed_model, choice, searched = self._find_formats(
+                loaded, self.engine, calibration, tuning
+            )
             models = {
-                name: _as_quantized_model(loaded, name, module)
+                name: _as_quantized_model(searched.model if name == MIXED else loaded, name, module)
                 for name, module in mixed_model.modules.items()
             }
+            prepared, layers = searched.search.model, searched.search.layers
+            if mixed_model.rotation:
+                rotated[MIXED] = searched.model.module
             schemes = mixed_model.schemes
         modules = {name: model.module for name, model in models.items()}
         costs: list[LayerCost] = []
@@ -240,6 +252,7 @@ class _Quantizer:
         if measured:
             measurement = measure_damage(
                 loaded.name, loaded.module, modules, measured,
+                rotated=rotated,
                 on_progress=partial(show.count, f"{loaded.name}: sequences"),
             )  # fmt: skip
             if mixed_model is None:  # bytes of the weights
@@ -254,6 +267,7 @@ class _Quantizer:
             machine,
         )  # fmt: skip
         if mixed_model is not None:
+            method |= {} if choice is None else {"Rotation": choice.description}
             method["Formats"] = describe_selection(mixed_model, len(calibration))
             models = {MIXED: models[MIXED]}  # the others were there to compare it with
         return Quantization(
@@ -261,6 +275,7 @@ class _Quantizer:
             layers=tuple(layers), options=options,
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=options.figures, costs=tuple(costs), mixed_model=mixed_model,
+            rotation=choice,
         )  # fmt: skip
 
     def _quantize_with_schemes(
@@ -276,7 +291,7 @@ class _Quantizer:
             module = quantize_module(
                 loaded.module, scheme, calibration=calibration if scheme.calibrated else (),
                 # A scheme of the cache alone has no layers to skip.
-                skip=() if scheme.weights is None else self.options.skip,
+                skip=() if scheme.weights is None else self.skip,
                 on_progress=partial(self.session.show.count, f"{loaded.name} {name}: layers"),
             )  # fmt: skip
             models[name] = _as_quantized_model(loaded, name, module)
@@ -287,13 +302,16 @@ class _Quantizer:
         return self.engine is not None and self.engine.quantizes_embeddings
 
     def _load_next(self) -> Model:
-        """Load the next model; for llama.cpp convert it to a decoder, as GGUF files are written of
-        decoders only.
+        """Load the next model, and set `skip` to the patterns of its layers.
+
+        For llama.cpp it is converted to a decoder, as GGUF files are written of decoders only. To
+        be rotated it is converted too if it can be; a pattern of Transformers' names then becomes
+        names of the decoder's layers.
 
         Raises:
             WakefulError: it is quantized already, or no GGUF file can hold it.
         """
-        loaded = next(self.loading)
+        loaded, self.skip = next(self.loading), self.options.skip
         if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized already: name the model that it was made from"
@@ -301,6 +319,13 @@ class _Quantizer:
         if self._for_llama_cpp:
             loaded = convert_to_decoder(loaded, self.session.show)
             check_gguf(loaded.decoder(), loaded.wakeful_tokenizer)
+        elif self.options.rotation and as_decoder(loaded.module) is None:
+            with suppress(WakefulError):  # raised again, with its reason, where it is rotated
+                converted = convert_to_decoder(loaded, self.session.show)
+                if self.options.save:
+                    _ = converted.wakeful_tokenizer  # raises if it cannot be written
+                self.skip = skip_in_decoder(converted.decoder(), self.skip)
+                return converted
         return loaded
 
     def _layers_to_quantize(self, prepared: nn.Module) -> dict[str, nn.Module]:
@@ -311,22 +336,73 @@ class _Quantizer:
         """
         if all(scheme.weights is None for scheme in self.schemes):
             return {}
-        layers = linear_layers(prepared, self.options.skip)
+        layers = linear_layers(prepared, self.skip)
         if self.options.bits and not self._for_llama_cpp:
             head = _output_head(prepared)
             layers = {name: layer for name, layer in layers.items() if layer is not head}
         return layers
 
-    def _create_search(
-        self, loaded: Model, engine: EngineFormats, prepared: nn.Module,
-        layers: Mapping[str, nn.Module], calibration: Sequence[Tensor], tuning: Sequence[Tensor],
-    ) -> FormatSearch:  # fmt: skip
-        """Return the search for the formats of these layers, within the budget of the options.
+    def _find_formats(
+        self, loaded: Model, engine: EngineFormats, calibration: Sequence[Tensor],
+        tuning: Sequence[Tensor],
+    ) -> tuple[MixedModel, RotationChoice | None, SearchedModel]:  # fmt: skip
+        """Return the model with the best formats within the budget; the choice of its rotation,
+        None if none was asked for; and the model in full precision that was quantized.
 
-        `prepared` is the loaded model with the layers to quantize. Layers are rounded and formats
-        selected by the `calibration` sequences, scales are trained on the `tuning` sequences.
+        Layers are rounded and formats selected by the `calibration` sequences, scales are trained
+        on the `tuning` sequences.
+        """
+        options, choice = self.options, None
+        create_search = partial(
+            self._create_search, engine=engine, calibration=calibration, tuning=tuning
+        )
+        searched = SearchedModel(loaded, create_search(loaded))
+        if options.rotation:
+            searched.search.check()
+            choice, rotated = self._choose_rotation(searched, create_search)
+            searched = rotated or searched
+        mixed_model = searched.search.find_formats()
+        if choice is not None:
+            mixed_model = replace(mixed_model, rotation=choice.rotation)
+        if options.cache:
+            _quantize_caches(mixed_model.modules.values(), options.cache, calibration)
+        return mixed_model, choice, searched
+
+    def _choose_rotation(
+        self, unrotated: SearchedModel, create_search: Callable[..., FormatSearch]
+    ) -> tuple[RotationChoice, SearchedModel | None]:
+        """Return the rotation that the options name, or the best by measuring, and the rotated
+        model, None for no rotation.
+
+        `create_search` creates the search for the formats of a rotated model.
+
+        Raises:
+            WakefulError: the model cannot be rotated as the options say, or could not be saved.
+        """
+
+        def rotate(rotation: str) -> SearchedModel:
+            self.session.show.note(f"{unrotated.model.name}: rotation {rotation}")
+            rotated = rotate_model(unrotated.model, rotation)
+            search = create_search(rotated, unrotated=unrotated.search)
+            self._check_saving(rotated, search.model, search.layers)
+            return SearchedModel(rotated, search)
+
+        if self.options.rotation == AUTO:
+            return choose_rotation(unrotated.search, rotate)
+        return RotationChoice(self.options.rotation), rotate(self.options.rotation)
+
+    def _create_search(
+        self, loaded: Model, engine: EngineFormats, calibration: Sequence[Tensor],
+        tuning: Sequence[Tensor], unrotated: FormatSearch | None = None,
+    ) -> FormatSearch:  # fmt: skip
+        """Return the search for the formats of a model's layers, within the budget of the options.
+
+        The sequences are those of `_find_formats`. `unrotated` is the search for the model before
+        it was rotated; None if it was not.
         """
         options, show_count, name = self.options, self.session.show.count, loaded.name
+        prepared = prepare_model(loaded.module, self.skip)
+        layers = self._layers_to_quantize(prepared)
         stored_dtype, decoder = loaded.export_dtype, as_decoder(prepared)
         embeddings, model_bytes = {}, state_bytes(prepared, loaded.stored)
         if engine.quantizes_embeddings and decoder is not None:  # for a GGUF file, in float16
@@ -338,9 +414,22 @@ class _Quantizer:
             rounding_text, selection_text, model_bytes=model_bytes, stored_dtype=stored_dtype,
             engine=engine, embeddings=embeddings, tuning_steps=options.tune, tuning_text=tuning,
             tuning_state=Path(options.tuning_state) if options.tuning_state else None,
+            unrotated=unrotated,
             on_rounding=partial(show_count, f"{name}: layers in all formats"),
             on_tuning=partial(show_count, f"{name}: steps of training scales"),
         )  # fmt: skip
+
+    def _check_saving(
+        self, loaded: Model, prepared: nn.Module, layers: Mapping[str, nn.Module]
+    ) -> None:
+        """Raise `WakefulError` if the model is to be saved as compressed-tensors, which would
+        refuse it once these layers are quantized.
+        """
+        if not self.options.save or self._for_llama_cpp:
+            return
+        schemes = self._schemes_to_save(layers)
+        layers_to_save = {name: layers[name] for name in schemes}
+        check_compressed(prepared, schemes, layers_to_save, _tokenizer_to_write(loaded))
 
     def _schemes_to_save(self, layers: Mapping[str, nn.Module]) -> dict[str, Scheme]:
         """Return the scheme in which each quantized layer will be saved, by the layer's name.
@@ -510,6 +599,8 @@ def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_mode
             "--sensitivity ranks the layers of one model under one scheme of weights, such as "
             "--scheme w4a16"
         )
+    if options.rotation:
+        check_rotation_name(options.rotation)
     if options.skip and all(scheme.weights is None for scheme in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "

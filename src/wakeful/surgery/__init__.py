@@ -3,6 +3,7 @@
 from wakeful.surgery.prefix import check_stores, store_prefix
 from wakeful.surgery.rotate import check_rotates, rotate, rotate_keys
 from wakeful.surgery.rotate_experts import rotate_experts
+from wakeful.surgery.rounding import round_changed
 from wakeful.surgery.sink_tokens import (
     SinkChoice,
     SinkTrial,
@@ -27,5 +28,6 @@ __all__ = [
     "rotate",
     "rotate_experts",
     "rotate_keys",
+    "round_changed",
     "store_prefix",
 ]

@@ -1,0 +1,204 @@
+"""Rotation of a model before its layers are quantized: the same function, whose weights have fewer
+outliers (QuaRot, 2404.00456), so that 4 bits lose less.
+
+Whether a rotation helps depends on the model, so it is measured. Each candidate is quantized to one
+format, and compared with the unrotated model in the same format by KL from full precision.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from wakeful import surgery
+from wakeful.errors import WakefulError
+from wakeful.estimates import (
+    Estimate,
+    confidence_interval,
+    finite_or_none,
+    format_estimate,
+    format_interval,
+    mean_and_error,
+)
+from wakeful.hf.families import FAMILIES
+from wakeful.hf.weights_out import stock_architecture
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.optim.rotations.base import LearnedRotation, rotation_of
+from wakeful.probes.experts import is_fused
+from wakeful.quantization.convert import linear_layers
+from wakeful.quantization.format_search import FormatSearch
+
+AUTO = "auto"
+VALUES = "values"
+CANDIDATES = (VALUES, "hadamard")
+"""Rotations that are tried for `AUTO`."""
+
+
+@dataclass(frozen=True)
+class RotationChoice:
+    """A rotation, with the measurements that chose it."""
+
+    rotation: str
+    """Name of the rotation, "" for none."""
+    format_name: str = ""
+    """Format in which the rotations were compared."""
+    kl: Mapping[str, list[float]] = field(default_factory=dict)
+    """KL from the full-precision model in nats per token, by rotation ("" for none), for each
+    sequence of the selection text; empty if the rotation was not chosen by measuring."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Rotations that could not be tried, with the reason."""
+
+    def difference(self, rotation: str) -> Estimate:
+        """Return the KL with a rotation minus that without, paired over sequences."""
+        pairs = zip(self.kl[rotation], self.kl[""], strict=True)
+        return mean_and_error([rotated - plain for rotated, plain in pairs])
+
+    @property
+    def description(self) -> str:
+        """Words that name the rotation, and the measurements."""
+        if not self.kl:
+            return f"{self.rotation}, as asked for"
+        num_sequences = len(self.kl[""])
+        trials = [
+            f"; with {rotation} {format_interval(*self.difference(rotation), num_sequences, '+')}"
+            for rotation in self.kl if rotation
+        ]  # fmt: skip
+        rule = (
+            "paired, ± the 95% interval; the rotation with the least KL is used if the interval of "
+            "its change lies below zero"
+        )
+        if num_sequences == 1:
+            rule = "one sequence has no interval, so none is used"
+        reasons = "".join(f". {name} not tried: {why}" for name, why in self.refused.items())
+        return (
+            f"{self.rotation or 'none'}. KL in {self.format_name} without a rotation "
+            f"{format_estimate(mean_and_error(self.kl[''])[0])} nats per token{''.join(trials)} "
+            f"(on {num_sequences} calibration sequences, {rule}){reasons}"
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The choice and its measurements for summary.json; a KL that is not finite is None."""
+        kl = {
+            rotation or "none": [finite_or_none(value) for value in values]
+            for rotation, values in self.kl.items()
+        }
+        return {
+            "chosen": self.rotation or "none", "format": self.format_name, "kl": kl,
+            "refused": dict(self.refused),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedModel:
+    """A model, perhaps rotated, and the search for the formats of its layers."""
+
+    model: Model
+    search: FormatSearch
+
+
+def check_rotation_name(name: str) -> None:
+    """Raise `WakefulError` if a model cannot be rotated by this name: it is neither `AUTO` nor
+    `VALUES` nor a rotation, or a learned one.
+    """
+    if name not in (AUTO, VALUES) and isinstance(rotation_of(name), LearnedRotation):
+        raise WakefulError(f"rotation = {name!r} is learned by training: name another, or auto")
+
+
+def skip_in_decoder(decoder: Decoder, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return patterns of a Transformers model's layers as names of the layers of the decoder that
+    it was converted to.
+
+    A pattern that matches none of the Transformers model's layers stays as it is.
+    """
+    family = FAMILIES[stock_architecture(decoder.config)[0]]
+    layers = linear_layers(decoder)
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        matched = {
+            decoder_name.rpartition(".")[0]: None
+            for link in family.links(decoder.config)
+            if fnmatchcase(family.checkpoint_name(link.hf_name).rpartition(".")[0], pattern)
+            for decoder_name in link.decoder_names
+        }
+        matched = {name: None for name in matched if name in layers}
+        names |= matched or {pattern: None}
+    return tuple(names)
+
+
+def rotate_model(loaded: Model, rotation: str) -> Model:
+    """Return a model with the same function whose residual stream and values are rotated, or, for
+    `VALUES`, every head's values alone.
+
+    Weights that differ are rounded to the type of the model's files. The module is our decoder, or,
+    for a mixture of experts, one of Transformers' models.
+
+    Args:
+        loaded: the model, which stays as it is.
+        rotation: `VALUES` or the expression of a rotation.
+
+    Raises:
+        WakefulError: the model cannot be converted to our decoder, a part of it does not commute
+            with the rotation, or a weight is too large for its type.
+    """
+    kind, stream = ("hadamard", False) if rotation == VALUES else (rotation, True)
+    if isinstance(loaded.module, PreTrainedModel) and any(map(is_fused, loaded.module.modules())):
+        original = loaded.module
+        rotated = surgery.rotate_experts(loaded.module, kind, stream=stream)
+    else:
+        loaded = loaded.as_decoder_model()
+        original = loaded.decoder()
+        rotated = surgery.rotate(original, kind, stream=stream)
+    surgery.round_changed(rotated, original, loaded.stored)
+    return replace(loaded, module=rotated, path=None, generation_source=loaded)
+
+
+def choose_rotation(
+    unrotated: FormatSearch, rotate: Callable[[str], SearchedModel]
+) -> tuple[RotationChoice, SearchedModel | None]:
+    """Choose the rotation after which one format of all layers loses least; return the choice and
+    the rotated model, None if there is no rotation.
+
+    The format is the search's `nearest_uniform_format`, the loss is KL from the unrotated model on
+    the selection text. The least is chosen if the 95% interval of its paired difference from no
+    rotation is below zero; otherwise none is. A rotation is refused if it adds bytes, as one of the
+    residual stream does where the head is tied to the embedding.
+
+    Args:
+        unrotated: the search for the formats of the model as it is.
+        rotate: returns the model after the named rotation; raises `WakefulError` if it cannot be
+            rotated so.
+    """
+    format_name, full_model = unrotated.nearest_uniform_format, unrotated.model
+    kl = {"": unrotated.uniform_kl(format_name, full_model)}
+    refused: dict[str, str] = {}
+    best, best_model = "", None
+    for rotation in CANDIDATES:
+        try:
+            rotated = rotate(rotation)
+        except WakefulError as error:
+            refused[rotation] = str(error)
+            continue
+        if (added := rotated.search.model_bytes - unrotated.model_bytes) > 0:
+            refused[rotation] = f"it adds {added / 1e6:,.1f} MB to the file"
+            continue
+        kl[rotation] = rotated.search.uniform_kl(format_name, full_model)
+        if _sum_kl(kl[rotation]) < _sum_kl(kl[best]):
+            best, best_model = rotation, rotated
+    choice = RotationChoice("", format_name, kl, refused)
+    if not best:
+        return choice, None
+    _, high = confidence_interval(*choice.difference(best), len(kl[""]))
+    if high < 0:
+        return replace(choice, rotation=best), best_model
+    return choice, None  # it may be chance, or there is one sequence only, without an interval
+
+
+def _sum_kl(values: Sequence[float]) -> float:
+    """Return the sum of KL over sequences; infinity if it is not finite."""
+    total = sum(values)
+    return total if math.isfinite(total) else math.inf
