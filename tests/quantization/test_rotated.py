@@ -31,12 +31,12 @@ from wakeful.quantization.measure import kl_per_sequence, measure_damage
 from wakeful.quantization.result import Quantization
 from wakeful.quantization.rotated import (
     CANDIDATES,
-    RotationChoice,
     SearchedModel,
     choose_rotation,
     rotate_model,
     skip_in_decoder,
 )
+from wakeful.quantization.rotation_choice import RotationChoice
 from wakeful.quantization.schemes import Scheme
 from wakeful.surgery import rotate
 
@@ -71,7 +71,7 @@ class MadeUpSearch(FormatSearch):
     def __init__(self, kl: list[float], model_bytes: int = 100) -> None:
         vars(self).update(kl=kl, model_bytes=model_bytes, model=torch.nn.Identity())
 
-    def uniform_kl(self, format_name: str, full_model: torch.nn.Module) -> list[float]:
+    def uniform_kl(self, format_name: str) -> list[float]:
         assert format_name == EASY
         return vars(self)["kl"]
 
@@ -93,7 +93,7 @@ def test_the_rotation_that_surely_helps_most_is_chosen(hadamard: list[float], ch
     models = {name: rotated_model(MadeUpSearch(values)) for name, values in kl.items()}
     choice, rotated = choose_rotation(MadeUpSearch([1.0, 2.0, 3.0, 4.0]), models.__getitem__)
     assert rotated is models.get(chosen)
-    assert choice.rotation == chosen
+    assert choice.name == chosen
     assert list(choice.kl) == ["", *CANDIDATES]
     assert choice.difference("hadamard")[0] == pytest.approx(sum(hadamard) / 4 - 2.5)
     assert choice.description.startswith(f"{chosen or 'none'}. KL in {EASY} without a rotation 2.5")
@@ -102,11 +102,11 @@ def test_the_rotation_that_surely_helps_most_is_chosen(hadamard: list[float], ch
 def test_a_trial_that_is_not_finite_or_has_no_interval_chooses_nothing() -> None:
     models = {name: rotated_model(MadeUpSearch([float("nan")])) for name in CANDIDATES}
     choice, _ = choose_rotation(MadeUpSearch([1.0]), models.__getitem__)
-    assert choice.rotation == ""
+    assert choice.name == ""
     assert choice.summary["kl"] == {"none": [1.0], "values": [None], "hadamard": [None]}
     models = {name: rotated_model(MadeUpSearch([0.5])) for name in CANDIDATES}
     choice, _ = choose_rotation(MadeUpSearch([1.0]), models.__getitem__)
-    assert choice.rotation == ""
+    assert choice.name == ""
     assert "one sequence has no interval" in choice.description
 
 
@@ -117,7 +117,7 @@ def test_rotations_that_add_bytes_or_are_impossible_are_not_tried() -> None:
         return rotated_model(MadeUpSearch([0.0, 0.0], model_bytes=2_000_100))
 
     choice, rotated = choose_rotation(MadeUpSearch([1.0, 2.0]), rotate)
-    assert (choice.rotation, rotated) == ("", None)
+    assert (choice.name, rotated) == ("", None)
     assert choice.refused == {
         "values": "its values have gates: use --rotate_keys",
         "hadamard": "it adds 2.0 MB to the file",
@@ -139,7 +139,8 @@ def test_trials_are_of_the_quantized_rotated_model() -> None:
         ],
         split_text(TEXT)[1],
     )
-    assert search(rotated, bits=4.6).uniform_kl(EASY, plain) == pytest.approx(expected, rel=1e-5)
+    tried = replace(search(rotated, bits=4.6), unrotated=search(plain, bits=4.6))
+    assert tried.uniform_kl(EASY) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_format_of_the_trials_is_the_largest_within_the_budget() -> None:
@@ -286,7 +287,8 @@ def test_the_file_of_a_rotated_model_is_a_stock_one(tmp_path: Path, text: str, t
 @pytest.mark.slow
 def test_auto_says_what_it_measured(tmp_path: Path, text: str) -> None:
     result = quantize_llama(tmp_path, text, tied=True, bits=4.6, rotation="auto")
-    choice = result.rotation
+    assert result.mixed_model is not None
+    choice = result.mixed_model.rotation
     assert choice is not None
     assert list(choice.kl) == ["", "values"]
     assert "MB to the file" in choice.refused["hadamard"]
@@ -307,7 +309,7 @@ def test_auto_writes_the_model_that_it_chose(
         cache="fp8", skip=["*.up_proj"],
     )  # fmt: skip
     assert result.mixed_model is not None
-    assert result.mixed_model.rotation == "values"
+    assert result.mixed_model.rotation_name == "values"
     assert result.layers == tuple(
         name for name in linear_layers(result.mixed_model.full_model) if not name.endswith("up")
     )

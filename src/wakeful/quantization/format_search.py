@@ -26,6 +26,7 @@ from wakeful.quantization.gguf_file import EmbeddingTable
 from wakeful.quantization.groups import fused_groups
 from wakeful.quantization.linear import QuantizedLinear, quantize_layer, weight_and_bias
 from wakeful.quantization.measure import kl_per_sequence, loss_and_kl_per_sequence
+from wakeful.quantization.rotation_choice import RotationChoice
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.scores import Scores, score_formats
 from wakeful.quantization.tuning import (
@@ -81,11 +82,16 @@ class MixedModel:
     """Number of the layers' weights."""
     other_bytes: int
     """Bytes of what is not quantized: norms, and mostly embeddings and the head."""
-    rotation: str = ""
-    """Name of the rotation of the model before it was quantized, "" for none. The uniform models
-    are not rotated."""
+    rotation: RotationChoice | None = None
+    """The choice of a rotation of the model before it was quantized, where one was asked for. The
+    uniform models are not rotated."""
     tuning: Tuning | None = None
     """Result of training the scales, where requested."""
+
+    @property
+    def rotation_name(self) -> str:
+        """Name of the rotation of the model, "" for none."""
+        return "" if self.rotation is None else self.rotation.name
 
     @property
     def bits(self) -> float:
@@ -408,12 +414,12 @@ class FormatSearch:
         )  # fmt: skip
         return replace(candidates, scores=scores)
 
-    def uniform_kl(self, format_name: str, full_model: nn.Module) -> list[float]:
-        """Return KL(full_model ‖ quantized) in nats per token for each sequence of the selection
-        text, with the layers and embeddings that a format fits quantized to it.
+    def uniform_kl(self, format_name: str) -> list[float]:
+        """Return KL(full precision ‖ quantized) in nats per token for each sequence of the
+        selection text, with the layers and embeddings that a format fits quantized to it.
         """
         modules = list(self._build_uniform([format_name]).values())
-        return kl_per_sequence(full_model, modules, self.selection_text)[0]
+        return kl_per_sequence(self._full_model, modules, self.selection_text)[0]
 
     def _quantize_to(self, format_names: Sequence[str]) -> Candidates:
         """Return the candidates without scores: all layers and embeddings quantized to each of the

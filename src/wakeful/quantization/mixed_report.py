@@ -48,14 +48,12 @@ def compare_to_uniform(damage: Damage) -> dict[str, Any]:
     return result | {"verdict": verdict, **fields}
 
 
-def comparison_sentence(damage: Damage, rotation: str = "") -> str:
-    """Return a sentence that compares the mixed model with a uniform format of no fewer bytes.
-
-    `rotation` names the rotation of the mixed model before it was quantized, "" for none.
-    """
+def comparison_sentence(damage: Damage, mixed: MixedModel) -> str:
+    """Return a sentence that compares a mixed model with a uniform format of no fewer bytes."""
     result, measurement = compare_to_uniform(damage), damage.measurement
     against, num_sequences = result["against"], len(measurement.counts)
     increase = format_interval(*measurement.loss_increase(MIXED), num_sequences, "+")
+    rotation = mixed.rotation_name
     after = f" after the rotation {rotation}" if rotation else ""
     if against is None:
         return f"The chosen formats{after} raise the loss by {increase} nats per token."
@@ -128,6 +126,7 @@ def mixed_model_summary(mixed: MixedModel, damage: Damage) -> dict[str, Any]:
         "bound": finite_or_none(chosen.bound), "formats": dict(mixed.formats),
         "proof": compare_to_uniform(damage), "tuning": _tuning_figures(mixed.tuning),
         "curve": [{"bytes": size, "cost": cost} for size, cost in mixed.frontier],
+        "rotation": None if mixed.rotation is None else mixed.rotation.summary,
     }  # fmt: skip
 
 
@@ -144,7 +143,7 @@ def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
     """Return the report's section about a model with a format for each layer."""
     rows = [[name, f"{count}"] for name, count in mixed.counts.items()]
     return Section("The smallest file", [
-        Text(comparison_sentence(damage, mixed.rotation)),
+        Text(comparison_sentence(damage, mixed)),
         Text(f"{describe_formats(mixed)}{describe_tuning(mixed)}."),
         Table(["format", "layers"], rows, "Layers of each format"),
         Chart("Loss increase against bytes", partial(_draw_frontier, damage, mixed)),

@@ -252,7 +252,7 @@ def quantization_report(
     headlines = [damage_headline(damage)]
     sections = [_grade_section(damage), _damage_section(damage, summary, file_note)]
     if mixed_model is not None:
-        headlines.insert(0, comparison_sentence(damage, mixed_model.rotation))
+        headlines.insert(0, comparison_sentence(damage, mixed_model))
         sections.insert(0, mixed_model_section(damage, mixed_model))
     if costs:
         sections.append(_cost_section(costs, damage))

@@ -26,7 +26,6 @@ from wakeful.quantization.mixed_report import (
 )
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.report import matrix_report, model_card_rows, quantization_report
-from wakeful.quantization.rotated import RotationChoice
 from wakeful.quantization.sensitivity import LayerCost, cost_frame
 from wakeful.reports.result import MeasuredResult, same_or_each
 from wakeful.reports.value import Report
@@ -54,8 +53,6 @@ class Quantization(MeasuredResult):
     """Cost of each layer, where requested."""
     mixed_model: MixedModel | None = None
     """The model with a format for each layer, where formats were chosen."""
-    rotation: RotationChoice | None = None
-    """The rotation of that model before it was quantized, where one was asked for."""
     saved: Mapping[str, Any] | None = None
     """The folder and the bytes of the saved model, where it was saved."""
 
@@ -133,7 +130,7 @@ class Quantization(MeasuredResult):
                 tokenizer=model.wakeful_tokenizer,
                 name=Path(self.source).name,
                 lineage=f"Quantized from {self.source}. "
-                f"{comparison_sentence(self._measured, mixed.rotation)}",
+                f"{comparison_sentence(self._measured, mixed)}",
             )  # fmt: skip
             return {"folder": str(folder), "bytes": path.stat().st_size}
         # A decoder may have our own tokenizer, which has yet to be written in Transformers' form.
@@ -148,11 +145,11 @@ class Quantization(MeasuredResult):
     def _model_card(self) -> str:
         """Return the README.md of the saved model: how it was quantized, and figures."""
         if self.mixed_model is not None:
-            formats = describe_formats(self.mixed_model) + describe_tuning(self.mixed_model)
-            rotation = self.mixed_model.rotation
-            sentences = [comparison_sentence(self._measured, rotation), formats]
-            if self.rotation is not None:
-                sentences.append(f"Rotation: {self.rotation.description}")
+            mixed = self.mixed_model
+            formats = describe_formats(mixed) + describe_tuning(mixed)
+            sentences = [comparison_sentence(self._measured, mixed), formats]
+            if mixed.rotation is not None:
+                sentences.append(f"Rotation: {mixed.rotation.description}")
             figures = model_card_rows(self._measured, MIXED)
         else:
             scheme = scheme_of(self.model.module)
@@ -170,8 +167,7 @@ class Quantization(MeasuredResult):
     def _mixed_summary(self) -> dict[str, Any] | None:
         if self.mixed_model is None:
             return None
-        rotation = None if self.rotation is None else self.rotation.summary
-        return mixed_model_summary(self.mixed_model, self._measured) | {"rotation": rotation}
+        return mixed_model_summary(self.mixed_model, self._measured)
 
     def _describe_layers(self) -> str:
         """Return a phrase on how many layers are quantized, and whether the head is."""

@@ -6,23 +6,15 @@ format, and compared with the unrotated model in the same format by KL from full
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from wakeful import surgery
 from wakeful.errors import WakefulError
-from wakeful.estimates import (
-    Estimate,
-    confidence_interval,
-    finite_or_none,
-    format_estimate,
-    format_interval,
-    mean_and_error,
-)
+from wakeful.estimates import confidence_interval
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.weights_out import stock_architecture
 from wakeful.loading.model import Model
@@ -31,66 +23,12 @@ from wakeful.optim.rotations.base import LearnedRotation, rotation_of
 from wakeful.probes.experts import is_fused
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.format_search import FormatSearch
+from wakeful.quantization.rotation_choice import RotationChoice
 
 AUTO = "auto"
 VALUES = "values"
 CANDIDATES = (VALUES, "hadamard")
 """Rotations that are tried for `AUTO`."""
-
-
-@dataclass(frozen=True)
-class RotationChoice:
-    """A rotation, with the measurements that chose it."""
-
-    rotation: str
-    """Name of the rotation, "" for none."""
-    format_name: str = ""
-    """Format in which the rotations were compared."""
-    kl: Mapping[str, list[float]] = field(default_factory=dict)
-    """KL from the full-precision model in nats per token, by rotation ("" for none), for each
-    sequence of the selection text; empty if the rotation was not chosen by measuring."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Rotations that could not be tried, with the reason."""
-
-    def difference(self, rotation: str) -> Estimate:
-        """Return the KL with a rotation minus that without, paired over sequences."""
-        pairs = zip(self.kl[rotation], self.kl[""], strict=True)
-        return mean_and_error([rotated - plain for rotated, plain in pairs])
-
-    @property
-    def description(self) -> str:
-        """Words that name the rotation, and the measurements."""
-        if not self.kl:
-            return f"{self.rotation}, as asked for"
-        num_sequences = len(self.kl[""])
-        trials = [
-            f"; with {rotation} {format_interval(*self.difference(rotation), num_sequences, '+')}"
-            for rotation in self.kl if rotation
-        ]  # fmt: skip
-        rule = (
-            "paired, ± the 95% interval; the rotation with the least KL is used if the interval of "
-            "its change lies below zero"
-        )
-        if num_sequences == 1:
-            rule = "one sequence has no interval, so none is used"
-        reasons = "".join(f". {name} not tried: {why}" for name, why in self.refused.items())
-        return (
-            f"{self.rotation or 'none'}. KL in {self.format_name} without a rotation "
-            f"{format_estimate(mean_and_error(self.kl[''])[0])} nats per token{''.join(trials)} "
-            f"(on {num_sequences} calibration sequences, {rule}){reasons}"
-        )
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The choice and its measurements for summary.json; a KL that is not finite is None."""
-        kl = {
-            rotation or "none": [finite_or_none(value) for value in values]
-            for rotation, values in self.kl.items()
-        }
-        return {
-            "chosen": self.rotation or "none", "format": self.format_name, "kl": kl,
-            "refused": dict(self.refused),
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +111,8 @@ def choose_rotation(
         rotate: returns the model after the named rotation; raises `WakefulError` if it cannot be
             rotated so.
     """
-    format_name, full_model = unrotated.nearest_uniform_format, unrotated.model
-    kl = {"": unrotated.uniform_kl(format_name, full_model)}
+    format_name = unrotated.nearest_uniform_format
+    kl = {"": unrotated.uniform_kl(format_name)}
     refused: dict[str, str] = {}
     best, best_model = "", None
     for rotation in CANDIDATES:
@@ -186,7 +124,7 @@ def choose_rotation(
         if (added := rotated.search.model_bytes - unrotated.model_bytes) > 0:
             refused[rotation] = f"it adds {added / 1e6:,.1f} MB to the file"
             continue
-        kl[rotation] = rotated.search.uniform_kl(format_name, full_model)
+        kl[rotation] = rotated.search.uniform_kl(format_name)
         if _sum_kl(kl[rotation]) < _sum_kl(kl[best]):
             best, best_model = rotation, rotated
     choice = RotationChoice("", format_name, kl, refused)
@@ -194,7 +132,7 @@ def choose_rotation(
         return choice, None
     _, high = confidence_interval(*choice.difference(best), len(kl[""]))
     if high < 0:
-        return replace(choice, rotation=best), best_model
+        return replace(choice, name=best), best_model
     return choice, None  # it may be chance, or there is one sequence only, without an interval
 
 

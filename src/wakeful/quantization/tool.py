@@ -44,13 +44,13 @@ from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.rotated import (
     AUTO,
-    RotationChoice,
     SearchedModel,
     check_rotation_name,
     choose_rotation,
     rotate_model,
     skip_in_decoder,
 )
+from wakeful.quantization.rotation_choice import RotationChoice
 from wakeful.quantization.schemes import SCHEMES, Absmax, Scheme, parse_scheme
 from wakeful.quantization.schemes.grids import E4M3
 from wakeful.quantization.sensitivity import LayerCost, measure_layer_costs
@@ -226,19 +226,21 @@ class _Quantizer:
         measured, others = sequences[: counts.measured], sequences[counts.measured :]
         calibration, tuning = others[: counts.calibration], others[counts.calibration :]
         schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
-        choice, rotated = None, dict[str, nn.Module]()
+        rotated: dict[str, nn.Module] = {}
         if self.engine is None:
             models = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
-            mixed_model, choice, searched = self._find_formats(
-                loaded, self.engine, calibration, tuning
+            create_search = partial(
+                self._create_search, engine=self.engine, calibration=calibration, tuning=tuning
             )
+            searched = SearchedModel(loaded, create_search(loaded, prepared, layers))
+            mixed_model, searched = self._find_formats(searched, create_search, calibration)
             models = {
                 name: _as_quantized_model(searched.model if name == MIXED else loaded, name, module)
                 for name, module in mixed_model.modules.items()
             }
             prepared, layers = searched.search.model, searched.search.layers
-            if mixed_model.rotation:
+            if mixed_model.rotation_name:
                 rotated[MIXED] = searched.model.module
             schemes = mixed_model.schemes
         modules = {name: model.module for name, model in models.items()}
@@ -267,7 +269,8 @@ class _Quantizer:
             machine,
         )  # fmt: skip
         if mixed_model is not None:
-            method |= {} if choice is None else {"Rotation": choice.description}
+            if mixed_model.rotation is not None:
+                method["Rotation"] = mixed_model.rotation.description
             method["Formats"] = describe_selection(mixed_model, len(calibration))
             models = {MIXED: models[MIXED]}  # the others were there to compare it with
         return Quantization(
@@ -275,7 +278,6 @@ class _Quantizer:
             layers=tuple(layers), options=options,
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=options.figures, costs=tuple(costs), mixed_model=mixed_model,
-            rotation=choice,
         )  # fmt: skip
 
     def _quantize_with_schemes(
@@ -343,30 +345,24 @@ class _Quantizer:
         return layers
 
     def _find_formats(
-        self, loaded: Model, engine: EngineFormats, calibration: Sequence[Tensor],
-        tuning: Sequence[Tensor],
-    ) -> tuple[MixedModel, RotationChoice | None, SearchedModel]:  # fmt: skip
-        """Return the model with the best formats within the budget; the choice of its rotation,
-        None if none was asked for; and the model in full precision that was quantized.
+        self, searched: SearchedModel, create_search: Callable[..., FormatSearch],
+        calibration: Sequence[Tensor],
+    ) -> tuple[MixedModel, SearchedModel]:  # fmt: skip
+        """Return the model with the best formats within the budget, and the model in full precision
+        that was quantized: the given one, or a rotated one.
 
-        Layers are rounded and formats selected by the `calibration` sequences, scales are trained
-        on the `tuning` sequences.
+        `create_search` creates the search for the formats of a rotated model; caches are calibrated
+        on the `calibration` sequences.
         """
         options, choice = self.options, None
-        create_search = partial(
-            self._create_search, engine=engine, calibration=calibration, tuning=tuning
-        )
-        searched = SearchedModel(loaded, create_search(loaded))
         if options.rotation:
             searched.search.check()
             choice, rotated = self._choose_rotation(searched, create_search)
             searched = rotated or searched
-        mixed_model = searched.search.find_formats()
-        if choice is not None:
-            mixed_model = replace(mixed_model, rotation=choice.rotation)
+        mixed_model = replace(searched.search.find_formats(), rotation=choice)
         if options.cache:
             _quantize_caches(mixed_model.modules.values(), options.cache, calibration)
-        return mixed_model, choice, searched
+        return mixed_model, searched
 
     def _choose_rotation(
         self, unrotated: SearchedModel, create_search: Callable[..., FormatSearch]
@@ -383,8 +379,10 @@ class _Quantizer:
         def rotate(rotation: str) -> SearchedModel:
             self.session.show.note(f"{unrotated.model.name}: rotation {rotation}")
             rotated = rotate_model(unrotated.model, rotation)
-            search = create_search(rotated, unrotated=unrotated.search)
-            self._check_saving(rotated, search.model, search.layers)
+            prepared = prepare_model(rotated.module, self.skip)
+            layers = self._layers_to_quantize(prepared)
+            self._check_saving(rotated, prepared, layers)
+            search = create_search(rotated, prepared, layers, unrotated=unrotated.search)
             return SearchedModel(rotated, search)
 
         if self.options.rotation == AUTO:
@@ -392,17 +390,18 @@ class _Quantizer:
         return RotationChoice(self.options.rotation), rotate(self.options.rotation)
 
     def _create_search(
-        self, loaded: Model, engine: EngineFormats, calibration: Sequence[Tensor],
-        tuning: Sequence[Tensor], unrotated: FormatSearch | None = None,
+        self, loaded: Model, prepared: nn.Module, layers: Mapping[str, nn.Module],
+        engine: EngineFormats, calibration: Sequence[Tensor], tuning: Sequence[Tensor],
+        unrotated: FormatSearch | None = None,
     ) -> FormatSearch:  # fmt: skip
         """Return the search for the formats of a model's layers, within the budget of the options.
 
-        The sequences are those of `_find_formats`. `unrotated` is the search for the model before
-        it was rotated; None if it was not.
+        `prepared` is the model's module with all its `layers` in place. Layers are rounded and
+        formats selected by the `calibration` sequences, scales are trained on the `tuning`
+        sequences. `unrotated` is the search for the model before it was rotated; None if it was
+        not.
         """
         options, show_count, name = self.options, self.session.show.count, loaded.name
-        prepared = prepare_model(loaded.module, self.skip)
-        layers = self._layers_to_quantize(prepared)
         stored_dtype, decoder = loaded.export_dtype, as_decoder(prepared)
         embeddings, model_bytes = {}, state_bytes(prepared, loaded.stored)
         if engine.quantizes_embeddings and decoder is not None:  # for a GGUF file, in float16

@@ -34,7 +34,7 @@ def round_changed(changed: nn.Module, original: nn.Module, dtype: torch.dtype | 
             type_name = str(dtype).removeprefix("torch.")
             raise WakefulError(
                 f"{name} is too large for {type_name}, the type of the model's files: "
-                "use wakeful cure --stored float32"
+                "cure it with --stored float32"
             )
         parameter.copy_(rounded)
         has_changed = True
