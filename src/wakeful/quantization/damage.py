@@ -1,7 +1,7 @@
 """Damage of quantization: figures of every scheme, and a grade."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from wakeful.estimates import (
 )
 from wakeful.finding import Finding, Level
 from wakeful.quantization.measure import Measurement
+from wakeful.quantization.peers import Peer
 from wakeful.quantization.schemes import Scheme
 
 HARMLESS, SEVERE = 0.02, 0.18
@@ -38,6 +39,8 @@ class Damage:
     schemes: dict[str, Scheme]
     full_bytes: int
     bytes: dict[str, int]
+    peers: Sequence[Peer] = ()
+    """Quantized models of other tools."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:

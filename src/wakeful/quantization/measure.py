@@ -51,6 +51,15 @@ class Totals:
     divergence: list[float] = field(default_factory=list)
     """KL from the full-precision model."""
 
+    def add(
+        self, logits: Float[Tensor, "P V"], targets: Int[Tensor, "P"], full: Float[Tensor, "P V"]
+    ) -> None:
+        """Add a sequence, by the model's logits, those of the full-precision model, and the tokens
+        to predict.
+        """
+        self.nll.append(total_nll(logits, targets))
+        self.divergence.append(total_kl(full, logits))
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -83,7 +92,13 @@ class Measurement:
         sequences, so its standard error is larger in proportion.
         """
         base = self.schemes[baseline] if baseline else self.full
-        pairs = zip(self.schemes[scheme].nll, base.nll, strict=True)
+        return self.loss_difference(self.schemes[scheme], base)
+
+    def loss_difference(self, totals: Totals, baseline: Totals) -> Estimate:
+        """Return a model's mean loss minus another's on the same sequences, in nats per token, with
+        its standard error over paired sequences.
+        """
+        pairs = zip(totals.nll, baseline.nll, strict=True)
         return ratio_and_error([nll - base_nll for nll, base_nll in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
@@ -181,8 +196,7 @@ def measure_damage(
         full.nll.append(total_nll(reference, targets))
         for scheme, quantized_model in quantized.items():
             logits, _ = logits_and_targets(quantized_model, tokens)
-            totals[scheme].nll.append(total_nll(logits, targets))
-            totals[scheme].divergence.append(total_kl(reference, logits))
+            totals[scheme].add(logits, targets, reference)
         on_progress(done, len(sequences))
     if not all(map(math.isfinite, full.nll)):
         raise WakefulError(
@@ -192,6 +206,29 @@ def measure_damage(
     return Measurement(
         name=name, counts=counts, full=full, schemes=totals, layers=figures.to_frame()
     )
+
+
+@torch.inference_mode()
+def measure_losses(
+    name: str, model: nn.Module, full_model: nn.Module, sequences: Sequence[Int[Tensor, "1 L"]]
+) -> Totals:
+    """Return the losses of a model, called `name`, and its KL from a full-precision model, by
+    sequence.
+
+    Raises:
+        WakefulError: the two models have different numbers of tokens in their vocabularies.
+    """
+    totals = Totals()
+    for tokens in sequences:
+        full, targets = logits_and_targets(full_model, tokens)
+        logits, _ = logits_and_targets(model, tokens)
+        if logits.shape != full.shape:
+            raise WakefulError(
+                f"{name} predicts {logits.shape[-1]:,} different tokens, the model "
+                f"{full.shape[-1]:,}: name a quantized version of the same model"
+            )
+        totals.add(logits, targets, full)
+    return totals
 
 
 def logits_and_targets(

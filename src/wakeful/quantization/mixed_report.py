@@ -6,7 +6,14 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite_or_none, format_estimate, format_interval, interval_half_width
+from wakeful.estimates import (
+    Estimate,
+    finite_or_none,
+    format_estimate,
+    format_interval,
+    interval_half_width,
+    ratio_and_error,
+)
 from wakeful.quantization.damage import Damage, estimate_fields
 from wakeful.quantization.format_search import MIXED, MixedModel
 from wakeful.quantization.tuning import Tuning
@@ -36,16 +43,58 @@ def compare_to_uniform(damage: Damage) -> dict[str, Any]:
     result: dict[str, Any] = {"against": against, "verdict": "nothing to compare with"}
     if against is None:
         return result
-    difference, error = damage.measurement.loss_increase(MIXED, against)
+    difference = damage.measurement.loss_increase(MIXED, against)
+    verdict = f"{_judge_difference(damage, difference)} uniform"
+    return result | {"verdict": verdict, **estimate_fields("difference", difference)}
+
+
+def _judge_difference(damage: Damage, difference: Estimate) -> str:
+    """Return "better than", "worse than" or, if the 95% interval of a difference of losses includes
+    zero, "not better than".
+    """
+    mean, error = difference
     radius = interval_half_width(error, len(damage.measurement.counts))
-    if difference + radius < 0:
-        verdict = "better than uniform"
-    elif difference - radius > 0:
-        verdict = "worse than uniform"
-    else:  # the interval includes zero
-        verdict = "not better than uniform"
-    fields = estimate_fields("difference", (difference, error))
-    return result | {"verdict": verdict, **fields}
+    if mean + radius < 0:
+        return "better than"
+    return "worse than" if mean - radius > 0 else "not better than"
+
+
+def compare_to_peers(damage: Damage) -> list[dict[str, Any]]:
+    """Return figures of each quantized model of another tool, and the mixed model's loss minus its:
+    "difference", paired, in nats per token. "verdict" is the result in words.
+    """
+    measurement, rows = damage.measurement, list[dict[str, Any]]()
+    for peer in damage.peers:
+        difference = measurement.loss_difference(measurement.schemes[MIXED], peer.totals)
+        increase = measurement.loss_difference(peer.totals, measurement.full)
+        kl = ratio_and_error(peer.totals.divergence, measurement.counts)
+        rows.append(
+            {
+                "file": peer.name, "bytes": peer.bytes,
+                **estimate_fields("loss_increase", increase), **estimate_fields("kl", kl),
+                **estimate_fields("difference", difference),
+                "verdict": f"{_judge_difference(damage, difference)} {peer.name}",
+            }
+        )  # fmt: skip
+    return rows
+
+
+def peer_sentences(damage: Damage) -> list[str]:
+    """Return a sentence for each quantized model of another tool, which compares the mixed model
+    with it.
+    """
+    num_sequences = len(damage.measurement.counts)
+
+    def interval(row: dict[str, Any], name: str) -> str:
+        words = format_interval(row[name], row[f"{name}_standard_error"], num_sequences, "+")
+        return words.replace("-", "−")
+
+    return [
+        f"{row['verdict'][0].upper()}{row['verdict'][1:]}, which raises the loss by "
+        f"{interval(row, 'loss_increase')} nats per token in {row['bytes'] / 1e6:,.1f} MB; "
+        f"difference, paired: {interval(row, 'difference')}."
+        for row in compare_to_peers(damage)
+    ]
 
 
 def comparison_sentence(damage: Damage, mixed: MixedModel) -> str:
@@ -124,7 +173,8 @@ def mixed_model_summary(mixed: MixedModel, damage: Damage) -> dict[str, Any]:
         "bits": mixed.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
         "other_bytes": mixed.other_bytes, "predicted_cost": finite_or_none(chosen.cost),
         "bound": finite_or_none(chosen.bound), "formats": dict(mixed.formats),
-        "proof": compare_to_uniform(damage), "tuning": _tuning_figures(mixed.tuning),
+        "proof": compare_to_uniform(damage), "against": compare_to_peers(damage),
+        "tuning": _tuning_figures(mixed.tuning),
         "curve": [{"bytes": size, "cost": cost} for size, cost in mixed.frontier],
         "rotation": None if mixed.rotation is None else mixed.rotation.summary,
     }  # fmt: skip
@@ -143,7 +193,7 @@ def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
     """Return the report's section about a model with a format for each layer."""
     rows = [[name, f"{count}"] for name, count in mixed.counts.items()]
     return Section("The smallest file", [
-        Text(comparison_sentence(damage, mixed)),
+        *map(Text, [comparison_sentence(damage, mixed), *peer_sentences(damage)]),
         Text(f"{describe_formats(mixed)}{describe_tuning(mixed)}."),
         Table(["format", "layers"], rows, "Layers of each format"),
         Chart("Loss increase against bytes", partial(_draw_frontier, damage, mixed)),
@@ -156,14 +206,16 @@ def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
 def _draw_frontier(damage: Damage, mixed: MixedModel) -> charts.Drawing:
     """Draw loss increase over bytes: the predicted frontier as a line, measured models as points.
 
-    The points, with their 95% intervals, are the mixed model and the uniform formats.
+    The points, with their 95% intervals, are the mixed model, the uniform formats, and models of
+    other tools.
     """
-    num_sequences = len(damage.measurement.counts)
-    rows = []
-    for name in damage.schemes:
-        increase, error = damage.measurement.loss_increase(name)
-        radius = interval_half_width(error, num_sequences)
-        rows.append({"format": name, "MB": damage.bytes[name] / 1e6, "loss": increase,
+    measurement, rows = damage.measurement, list[dict[str, Any]]()
+    models = [(name, damage.bytes[name], measurement.schemes[name]) for name in damage.schemes]
+    models += [(peer.name, peer.bytes, peer.totals) for peer in damage.peers]
+    for name, size, totals in models:
+        increase, error = measurement.loss_difference(totals, measurement.full)
+        radius = interval_half_width(error, len(measurement.counts))
+        rows.append({"format": name, "MB": size / 1e6, "loss": increase,
                      "low": increase - radius, "high": increase + radius})  # fmt: skip
     max_megabytes = 1.1 * max(row["MB"] for row in rows)  # the line ends a little beyond the points
     line = pl.DataFrame(
@@ -173,7 +225,7 @@ def _draw_frontier(damage: Damage, mixed: MixedModel) -> charts.Drawing:
     y = alt.Y("loss:Q", title="loss increase, nats per token")
     frontier = alt.Chart(charts.round_digits(line)).mark_line(color="gray").encode(x=x, y=y)
     base = alt.Chart(charts.round_digits(pl.DataFrame(rows)))
-    color = charts.encode_colors("format", [*damage.schemes])
+    color = charts.encode_colors("format", [row["format"] for row in rows])
     bars = base.mark_rule().encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color)
     points = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=x, y=y, color=color, tooltip=["format:N", "MB:Q", "loss:Q"]

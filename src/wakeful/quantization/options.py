@@ -50,6 +50,9 @@ class QuantizeOptions(ReadingOptions):
     """With --bits, --bytes or --loss: rotate the model before its formats are chosen. auto: try
     values and hadamard on calibration text, and use the better one if its 95% interval shows that
     it helps and the file does not grow. Or name one: values, hadamard, block_diagonal(size=64)."""
+    against: What[tuple[str, ...]] = ()
+    """With --bits, --bytes or --loss: other quantized versions of the model, such as those of other
+    tools, to compare with on the same text: Transformers folders or GGUF files."""
     cache: How[CacheName] = ""
     """With --bits, --bytes or --loss: also store keys and values in 8 bits, with scales from
     calibration text: one per tensor, or one per head (fp8_head, int8_head). Empty: full
@@ -70,6 +73,7 @@ class QuantizeOptions(ReadingOptions):
         Excludes("bytes", "loss", "each limits the size of the file"),
         Excludes("bits bytes loss", "sensitivity", "they choose the formats"),
         Needs("rotation", "bits bytes loss", "for named schemes, rotate the model by wakeful cure"),
+        Needs("against", "bits bytes loss", "else compare models by wakeful evaluate"),
         Needs("cache", "bits bytes loss", "otherwise the scheme says it"),
         Needs("for_", "bits bytes loss", "it is the engine whose formats are chosen"),
     )

@@ -32,7 +32,11 @@ from wakeful.quantization.damage import (
     worst_layers,
 )
 from wakeful.quantization.format_search import MixedModel
-from wakeful.quantization.mixed_report import comparison_sentence, mixed_model_section
+from wakeful.quantization.mixed_report import (
+    comparison_sentence,
+    mixed_model_section,
+    peer_sentences,
+)
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.schemes import Scheme
 from wakeful.quantization.schemes.gptq import Gptq
@@ -252,7 +256,7 @@ def quantization_report(
     headlines = [damage_headline(damage)]
     sections = [_grade_section(damage), _damage_section(damage, summary, file_note)]
     if mixed_model is not None:
-        headlines.insert(0, comparison_sentence(damage, mixed_model))
+        headlines[:0] = [comparison_sentence(damage, mixed_model), *peer_sentences(damage)]
         sections.insert(0, mixed_model_section(damage, mixed_model))
     if costs:
         sections.append(_cost_section(costs, damage))

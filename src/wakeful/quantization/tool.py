@@ -19,6 +19,7 @@ from wakeful.estimates import INTERVAL
 from wakeful.hf.checkpoint_reader import Shards
 from wakeful.hf.gguf_out import check_gguf, gguf_bytes
 from wakeful.hf.weights_out import refuse_existing
+from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.reading import EvaluationData, as_evaluation_data, open_evaluation_data
 from wakeful.loading.session import Session, choose_data, describe_bos, open_session
@@ -38,9 +39,10 @@ from wakeful.quantization.engines import ENGINES, EngineFormats
 from wakeful.quantization.format_search import MIXED, Budget, FormatSearch, MixedModel, split_text
 from wakeful.quantization.formats import matrix_bytes, scheme_fits
 from wakeful.quantization.gguf_file import embedding_tables
-from wakeful.quantization.measure import measure_damage
+from wakeful.quantization.measure import measure_damage, measure_losses
 from wakeful.quantization.mixed_report import describe_selection
 from wakeful.quantization.options import QuantizeOptions
+from wakeful.quantization.peers import Peer, weight_file_bytes
 from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.rotated import (
     AUTO,
@@ -227,6 +229,7 @@ class _Quantizer:
         calibration, tuning = others[: counts.calibration], others[counts.calibration :]
         schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
         rotated: dict[str, nn.Module] = {}
+        peers = self._measure_peers(loaded, text, measured)
         if self.engine is None:
             models = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
@@ -262,7 +265,7 @@ class _Quantizer:
                          for name, model in models.items()}  # fmt: skip
             else:
                 sizes = mixed_model.bytes  # of the file, embeddings included
-            damage = Damage(measurement, schemes, _original_bytes(loaded), sizes)
+            damage = Damage(measurement, schemes, _original_bytes(loaded), sizes, peers)
         head, machine = _output_head(prepared), self.session.machine
         method = _method_table(
             loaded, options, text.name or options.source, len(layers), length, counts.calibration,
@@ -279,6 +282,35 @@ class _Quantizer:
             head=any(layer is head for layer in layers.values()), machine=machine,
             figures=options.figures, costs=tuple(costs), mixed_model=mixed_model,
         )  # fmt: skip
+
+    def _measure_peers(
+        self, loaded: Model, text: EvaluationData, measured: Sequence[Tensor]
+    ) -> list[Peer]:
+        """Measure the models that the option `against` names, one after another, on the sequences
+        to measure, which are the first of a text.
+
+        Raises:
+            WakefulError: one cannot be loaded, or reads the text as other tokens.
+        """
+        options, peers = self.options, list[Peer]()
+        for source in options.against:
+            self.session.show.note(f"measuring {source}")
+            peer = load(
+                source, device=self.session.device, dtype=options.dtype,
+                trust_remote_code=options.trust_remote_code,
+            )  # fmt: skip
+            sequences = text.sequences(
+                peer, length=measured[0].shape[1], num_sequences=len(measured),
+                bos=loaded.starts_with_bos(options.bos),
+            )  # fmt: skip
+            if sequences != [tokens[0].tolist() for tokens in measured]:
+                raise WakefulError(
+                    f"{source} reads the text as other tokens than {loaded.name}: name a quantized "
+                    "version of the same model"
+                )
+            totals = measure_losses(source, peer.module, loaded.module, measured)
+            peers.append(Peer(source, weight_file_bytes(source), totals))
+        return peers
 
     def _quantize_with_schemes(
         self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
@@ -600,6 +632,8 @@ def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_mode
         )
     if options.rotation:
         check_rotation_name(options.rotation)
+    for source in options.against:
+        weight_file_bytes(source)  # raises for one that cannot be measured
     if options.skip and all(scheme.weights is None for scheme in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
