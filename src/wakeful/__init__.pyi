@@ -300,9 +300,9 @@ def quantize(
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
         rotation: With --bits, --bytes or --loss: rotate the model before its formats are
-            chosen. auto: try values and hadamard on calibration text, and use the better one if
-            its 95% interval shows that it helps and the file does not grow. Or name one:
-            values, hadamard, block_diagonal(size=64).
+            chosen. auto: try values, hadamard and blocks as wide as the format's groups on
+            calibration text, and use the best if its 95% interval shows that it helps and the
+            file does not grow. Or name one: values, hadamard, block_diagonal(size=64).
         against: With --bits, --bytes or --loss: other quantized versions of the model, such as
             those of other tools, to compare with on the same text: Transformers folders or GGUF
             files.
@@ -403,9 +403,9 @@ def quantize(
         loss: Choose a format for each layer, with the fewest bytes that raise the loss by at
             most this many nats per token.
         rotation: With --bits, --bytes or --loss: rotate the model before its formats are
-            chosen. auto: try values and hadamard on calibration text, and use the better one if
-            its 95% interval shows that it helps and the file does not grow. Or name one:
-            values, hadamard, block_diagonal(size=64).
+            chosen. auto: try values, hadamard and blocks as wide as the format's groups on
+            calibration text, and use the best if its 95% interval shows that it helps and the
+            file does not grow. Or name one: values, hadamard, block_diagonal(size=64).
         against: With --bits, --bytes or --loss: other quantized versions of the model, such as
             those of other tools, to compare with on the same text: Transformers folders or GGUF
             files.

@@ -30,18 +30,19 @@ from wakeful.quantization.format_search import Budget, FormatSearch, split_text
 from wakeful.quantization.measure import kl_per_sequence, measure_damage
 from wakeful.quantization.result import Quantization
 from wakeful.quantization.rotated import (
-    CANDIDATES,
     SearchedModel,
+    candidate_rotations,
     choose_rotation,
     rotate_model,
     skip_in_decoder,
 )
 from wakeful.quantization.rotation_choice import RotationChoice
-from wakeful.quantization.schemes import Scheme
+from wakeful.quantization.schemes import Scheme, parse_scheme
 from wakeful.surgery import rotate
 
 TEXT = [some_tokens(1, 24, seed=n) for n in range(8)]
 EASY = "W4A16 in groups of 32"
+CANDIDATES = candidate_rotations(VLLM.schemes[EASY])
 
 
 def wide_decoder(**over: object) -> Decoder:
@@ -69,7 +70,7 @@ class MadeUpSearch(FormatSearch):
     nearest_uniform_format = EASY
 
     def __init__(self, kl: list[float], model_bytes: int = 100) -> None:
-        vars(self).update(kl=kl, model_bytes=model_bytes, model=torch.nn.Identity())
+        vars(self).update(kl=kl, model_bytes=model_bytes, model=torch.nn.Identity(), engine=VLLM)
 
     def uniform_kl(self, format_name: str) -> list[float]:
         assert format_name == EASY
@@ -78,6 +79,13 @@ class MadeUpSearch(FormatSearch):
 
 def rotated_model(search: FormatSearch) -> SearchedModel:
     return SearchedModel(loaded_model(search.model), search)
+
+
+def test_blocks_are_as_wide_as_the_groups_of_the_format() -> None:
+    assert CANDIDATES == ("values", "hadamard", "block_diagonal(size=32)")
+    assert candidate_rotations(VLLM.schemes["W8A16"]) == ("values", "hadamard")
+    nvfp4 = parse_scheme("nvfp4")
+    assert candidate_rotations(nvfp4)[-1] == "block_diagonal(size=16)"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,8 @@ def rotated_model(search: FormatSearch) -> SearchedModel:
     ],
 )
 def test_the_rotation_that_surely_helps_most_is_chosen(hadamard: list[float], chosen: str) -> None:
-    kl = {"values": [1.2, 2.1, 3.2, 4.0], "hadamard": hadamard}
+    blocks = [1.3, 2.3, 3.3, 4.3]
+    kl = {"values": [1.2, 2.1, 3.2, 4.0], "hadamard": hadamard, "block_diagonal(size=32)": blocks}
     models = {name: rotated_model(MadeUpSearch(values)) for name, values in kl.items()}
     choice, rotated = choose_rotation(MadeUpSearch([1.0, 2.0, 3.0, 4.0]), models.__getitem__)
     assert rotated is models.get(chosen)
@@ -103,7 +112,7 @@ def test_a_trial_that_is_not_finite_or_has_no_interval_chooses_nothing() -> None
     models = {name: rotated_model(MadeUpSearch([float("nan")])) for name in CANDIDATES}
     choice, _ = choose_rotation(MadeUpSearch([1.0]), models.__getitem__)
     assert choice.name == ""
-    assert choice.summary["kl"] == {"none": [1.0], "values": [None], "hadamard": [None]}
+    assert choice.summary["kl"] == {"none": [1.0], **{name: [None] for name in CANDIDATES}}
     models = {name: rotated_model(MadeUpSearch([0.5])) for name in CANDIDATES}
     choice, _ = choose_rotation(MadeUpSearch([1.0]), models.__getitem__)
     assert choice.name == ""
@@ -121,6 +130,7 @@ def test_rotations_that_add_bytes_or_are_impossible_are_not_tried() -> None:
     assert choice.refused == {
         "values": "its values have gates: use --rotate_keys",
         "hadamard": "it adds 2.0 MB to the file",
+        "block_diagonal(size=32)": "it adds 2.0 MB to the file",
     }
     assert "values not tried: its values have gates: use --rotate_keys" in choice.description
     assert RotationChoice("haar").description == "haar, as asked for"
@@ -216,7 +226,7 @@ def test_layers_are_compared_with_those_of_the_rotated_model() -> None:
 @torch.inference_mode()
 def test_a_rotated_model_computes_the_same_in_numbers_of_its_files() -> None:
     plain = wide_decoder(tied=False)
-    for rotation in (*CANDIDATES, "block_diagonal(size=16)"):
+    for rotation in CANDIDATES:
         rotated = rotate_model(loaded_model(plain), rotation)
         torch.testing.assert_close(
             logits_of(rotated.module, TEXT[0]), logits_of(plain, TEXT[0]), rtol=1e-3, atol=1e-4

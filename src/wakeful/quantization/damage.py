@@ -40,17 +40,18 @@ class Damage:
     full_bytes: int
     bytes: dict[str, int]
     peers: Sequence[Peer] = ()
-    """Quantized models of other tools."""
+    """Other quantized versions of the model, to compare with."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
     """Return a table of losses with one row per scheme and sequence.
 
-    Columns: model, scheme ("" for the full-precision model), sequence, tokens, and the sums over
-    tokens nll and kl, in nats.
+    Columns: model, scheme ("" for the full-precision model, a path for another quantized version),
+    sequence, tokens, and the sums over tokens nll and kl, in nats.
     """
     counts = damage.measurement.counts
     totals_by_scheme = {"": damage.measurement.full, **damage.measurement.schemes}
+    totals_by_scheme |= {peer.name: peer.totals for peer in damage.peers}
     frames = [
         pl.DataFrame(
             {

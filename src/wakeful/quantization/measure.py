@@ -105,7 +105,11 @@ class Measurement:
         """Return a scheme's mean KL(full ‖ quantized) in nats per token, with its standard error
         over sequences.
         """
-        return ratio_and_error(self.schemes[scheme].divergence, self.counts)
+        return self.mean_kl(self.schemes[scheme])
+
+    def mean_kl(self, totals: Totals) -> Estimate:
+        """Return a model's mean KL from the full-precision model, as `divergence` does."""
+        return ratio_and_error(totals.divergence, self.counts)
 
     def _perplexity(self, scheme: str) -> Figure:
         """Return the perplexity under a scheme ("" for full precision), by sequence."""
@@ -210,24 +214,30 @@ def measure_damage(
 
 @torch.inference_mode()
 def measure_losses(
-    name: str, model: nn.Module, full_model: nn.Module, sequences: Sequence[Int[Tensor, "1 L"]]
-) -> Totals:
+    name: str, model: nn.Module, full_model: nn.Module, sequences: Sequence[Int[Tensor, "1 L"]],
+    *, on_progress: OnProgress = ignore_progress,
+) -> Totals:  # fmt: skip
     """Return the losses of a model, called `name`, and its KL from a full-precision model, by
     sequence.
 
+    Where one model's vocabulary has more entries, as padding adds them, those are left out.
+
     Raises:
-        WakefulError: the two models have different numbers of tokens in their vocabularies.
+        WakefulError: a token of the text is not in the model's vocabulary.
     """
     totals = Totals()
-    for tokens in sequences:
+    first_token = torch.zeros_like(sequences[0][:, :1])
+    size = min(logits_of(each, first_token).shape[-1] for each in (model, full_model))
+    if (largest := max(int(tokens.max()) for tokens in sequences)) >= size:
+        raise WakefulError(
+            f"{name} predicts {size:,} different tokens, and the text has token {largest:,}: name "
+            "a quantized version of the same model"
+        )
+    for done, tokens in enumerate(sequences, start=1):
         full, targets = logits_and_targets(full_model, tokens)
         logits, _ = logits_and_targets(model, tokens)
-        if logits.shape != full.shape:
-            raise WakefulError(
-                f"{name} predicts {logits.shape[-1]:,} different tokens, the model "
-                f"{full.shape[-1]:,}: name a quantized version of the same model"
-            )
-        totals.add(logits, targets, full)
+        totals.add(logits[:, :size], targets, full[:, :size])
+        on_progress(done, len(sequences))
     return totals
 
 

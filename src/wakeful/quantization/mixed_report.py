@@ -1,5 +1,6 @@
 """Sentences, figures and the report section about a model with a format for each layer."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,10 @@ from wakeful.estimates import (
     format_estimate,
     format_interval,
     interval_half_width,
-    ratio_and_error,
 )
 from wakeful.quantization.damage import Damage, estimate_fields
 from wakeful.quantization.format_search import MIXED, MixedModel
+from wakeful.quantization.measure import Totals
 from wakeful.quantization.tuning import Tuning
 from wakeful.reports import charts
 from wakeful.reports.value import Chart, Section, Table, Text
@@ -60,40 +61,36 @@ def _judge_difference(damage: Damage, difference: Estimate) -> str:
 
 
 def compare_to_peers(damage: Damage) -> list[dict[str, Any]]:
-    """Return figures of each quantized model of another tool, and the mixed model's loss minus its:
-    "difference", paired, in nats per token. "verdict" is the result in words.
+    """Return figures of each other quantized version of the model, and the mixed model's loss minus
+    its: "difference", paired, in nats per token. "verdict" is the result in words.
     """
     measurement, rows = damage.measurement, list[dict[str, Any]]()
     for peer in damage.peers:
         difference = measurement.loss_difference(measurement.schemes[MIXED], peer.totals)
         increase = measurement.loss_difference(peer.totals, measurement.full)
-        kl = ratio_and_error(peer.totals.divergence, measurement.counts)
+        verdict = "nothing to compare with: its loss is not finite"
+        if math.isfinite(increase[0]):
+            verdict = f"{_judge_difference(damage, difference)} {peer.name}"
         rows.append(
             {
-                "file": peer.name, "bytes": peer.bytes,
-                **estimate_fields("loss_increase", increase), **estimate_fields("kl", kl),
+                "source": peer.name, "bytes": peer.bytes, "verdict": verdict,
+                **estimate_fields("loss_increase", increase),
+                **estimate_fields("kl", measurement.mean_kl(peer.totals)),
                 **estimate_fields("difference", difference),
-                "verdict": f"{_judge_difference(damage, difference)} {peer.name}",
             }
         )  # fmt: skip
     return rows
 
 
 def peer_sentences(damage: Damage) -> list[str]:
-    """Return a sentence for each quantized model of another tool, which compares the mixed model
-    with it.
+    """Return a sentence for each other quantized version of the model, which compares the mixed
+    model with it.
     """
-    num_sequences = len(damage.measurement.counts)
-
-    def interval(row: dict[str, Any], name: str) -> str:
-        words = format_interval(row[name], row[f"{name}_standard_error"], num_sequences, "+")
-        return words.replace("-", "−")
-
     return [
-        f"{row['verdict'][0].upper()}{row['verdict'][1:]}, which raises the loss by "
-        f"{interval(row, 'loss_increase')} nats per token in {row['bytes'] / 1e6:,.1f} MB; "
-        f"difference, paired: {interval(row, 'difference')}."
-        for row in compare_to_peers(damage)
+        f"The loss of {peer.name} is not finite."
+        if row["loss_increase"] is None
+        else f"{_compare_in_words(damage, row['verdict'], peer.name, peer.totals, peer.bytes)}."
+        for row, peer in zip(compare_to_peers(damage), damage.peers, strict=True)
     ]
 
 
@@ -101,23 +98,35 @@ def comparison_sentence(damage: Damage, mixed: MixedModel) -> str:
     """Return a sentence that compares a mixed model with a uniform format of no fewer bytes."""
     result, measurement = compare_to_uniform(damage), damage.measurement
     against, num_sequences = result["against"], len(measurement.counts)
-    increase = format_interval(*measurement.loss_increase(MIXED), num_sequences, "+")
     rotation = mixed.rotation_name
     after = f" after the rotation {rotation}" if rotation else ""
     if against is None:
+        increase = format_interval(*measurement.loss_increase(MIXED), num_sequences, "+")
         return f"The chosen formats{after} raise the loss by {increase} nats per token."
-    uniform_increase = format_interval(*measurement.loss_increase(against), num_sequences, "+")
-    difference = format_interval(
-        result["difference"], result["difference_standard_error"], num_sequences, "+"
+    other = f"{against}{' without a rotation' if rotation else ''}"
+    totals, num_bytes = measurement.schemes[against], damage.bytes[against]
+    words = _compare_in_words(damage, result["verdict"], other, totals, num_bytes, after)
+    return f"{words} (± its 95% interval, on {num_sequences} sequences that chose nothing)."
+
+
+def _compare_in_words(
+    damage: Damage, verdict: str, other: str, totals: Totals, num_bytes: int, after: str = ""
+) -> str:
+    """Return the verdict and, of the mixed model and the `other` one, loss increase and megabytes,
+    with their difference; without a full stop.
+    """
+    measurement, count = damage.measurement, len(damage.measurement.counts)
+    mixed = measurement.schemes[MIXED]
+    increase, other_increase = (
+        format_interval(*measurement.loss_difference(each, measurement.full), count, "+")
+        for each in (mixed, totals)
     )
-    sentence = (
-        f"{result['verdict'].capitalize()}: the chosen formats{after} raise the loss by "
-        f"{increase} nats per token in {damage.bytes[MIXED] / 1e6:,.1f} MB, "
-        f"{against}{' without a rotation' if rotation else ''} by {uniform_increase} in "
-        f"{damage.bytes[against] / 1e6:,.1f} MB; difference, paired: {difference} (± its 95% "
-        f"interval, on {num_sequences} sequences that chose nothing)."
+    difference = format_interval(*measurement.loss_difference(mixed, totals), count, "+")
+    return (
+        f"{verdict[0].upper()}{verdict[1:]}: the chosen formats{after} raise the loss by "
+        f"{increase} nats per token in {damage.bytes[MIXED] / 1e6:,.1f} MB, {other} by "
+        f"{other_increase} in {num_bytes / 1e6:,.1f} MB; difference, paired: {difference}"
     )
-    return sentence.replace("-", "−")  # the signs of differences
 
 
 def describe_formats(mixed: MixedModel) -> str:
@@ -173,7 +182,7 @@ def mixed_model_summary(mixed: MixedModel, damage: Damage) -> dict[str, Any]:
         "bits": mixed.bits, "bytes": damage.bytes[MIXED], "layer_bytes": chosen.bytes,
         "other_bytes": mixed.other_bytes, "predicted_cost": finite_or_none(chosen.cost),
         "bound": finite_or_none(chosen.bound), "formats": dict(mixed.formats),
-        "proof": compare_to_uniform(damage), "against": compare_to_peers(damage),
+        "proof": compare_to_uniform(damage), "peers": compare_to_peers(damage),
         "tuning": _tuning_figures(mixed.tuning),
         "curve": [{"bytes": size, "cost": cost} for size, cost in mixed.frontier],
         "rotation": None if mixed.rotation is None else mixed.rotation.summary,
@@ -198,7 +207,8 @@ def mixed_model_section(damage: Damage, mixed: MixedModel) -> Section:
         Table(["format", "layers"], rows, "Layers of each format"),
         Chart("Loss increase against bytes", partial(_draw_frontier, damage, mixed)),
         Text("The line is the predicted loss increase of the best formats for each number of "
-             "bytes; points are measured, with their 95% intervals, on text that chose nothing.",
+             "bytes; points are measured, with their 95% intervals, on text that did not choose "
+             "the formats.",
              "note"),
     ])  # fmt: skip
 

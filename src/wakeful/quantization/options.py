@@ -48,8 +48,9 @@ class QuantizeOptions(ReadingOptions):
     many nats per token."""
     rotation: How[str] = ""
     """With --bits, --bytes or --loss: rotate the model before its formats are chosen. auto: try
-    values and hadamard on calibration text, and use the better one if its 95% interval shows that
-    it helps and the file does not grow. Or name one: values, hadamard, block_diagonal(size=64)."""
+    values, hadamard and blocks as wide as the format's groups on calibration text, and use the best
+    if its 95% interval shows that it helps and the file does not grow. Or name one: values,
+    hadamard, block_diagonal(size=64)."""
     against: What[tuple[str, ...]] = ()
     """With --bits, --bytes or --loss: other quantized versions of the model, such as those of other
     tools, to compare with on the same text: Transformers folders or GGUF files."""

@@ -1,9 +1,9 @@
-"""Quantized models of other tools, whose losses are measured beside the mixed model's."""
+"""Other quantized versions of a model, whose losses are measured beside the mixed model's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, did_you_mean_path
 from wakeful.loading.load import locate_model
 from wakeful.quantization.measure import Totals
 
@@ -15,22 +15,17 @@ class Peer:
     name: str
     """Its path as the user gave it."""
     bytes: int
-    """Bytes of the files of its weights."""
+    """Bytes of its weights in the files."""
     totals: Totals
 
 
-def weight_file_bytes(source: str | Path) -> int:
-    """Return the bytes of the files that hold the weights of a GGUF file or Transformers folder.
-
-    Raises:
-        WakefulError: it is neither, or the folder has no weights.
-    """
-    location = locate_model(source)
-    if location.kind == "gguf":
-        return location.path.stat().st_size
-    if location.kind in ("run", "hub"):
-        raise WakefulError(f"against = {str(source)!r}: name a Transformers folder or a GGUF file")
-    for pattern in ("*.safetensors", "*.bin"):  # the second only where there is none of the first
-        if size := sum(file.stat().st_size for file in location.path.glob(pattern)):
-            return size
-    raise WakefulError(f"against = {str(source)!r}: the folder has no weights")
+def check_peers(sources: Sequence[str]) -> None:
+    """Raise `WakefulError` if a source is no folder or file with a model, or is named twice."""
+    for index, source in enumerate(sources):
+        if source in sources[:index]:
+            raise WakefulError(f"against names {source} twice: name each model once")
+        if locate_model(source).kind == "hub":
+            raise WakefulError(
+                f"against = {source!r}: there is no such folder or GGUF file"
+                f"{did_you_mean_path(source)}; download a model of the hub first"
+            )

@@ -24,11 +24,10 @@ from wakeful.probes.experts import is_fused
 from wakeful.quantization.convert import linear_layers
 from wakeful.quantization.format_search import FormatSearch
 from wakeful.quantization.rotation_choice import RotationChoice
+from wakeful.quantization.schemes import Scheme
 
 AUTO = "auto"
 VALUES = "values"
-CANDIDATES = (VALUES, "hadamard")
-"""Rotations that are tried for `AUTO`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +44,17 @@ def check_rotation_name(name: str) -> None:
     """
     if name not in (AUTO, VALUES) and isinstance(rotation_of(name), LearnedRotation):
         raise WakefulError(f"rotation = {name!r} is learned by training: name another, or auto")
+
+
+def candidate_rotations(scheme: Scheme) -> tuple[str, ...]:
+    """Return the rotations that `AUTO` tries before a scheme: of every head's values alone, and of
+    the residual stream too, as a whole and in blocks as wide as the scheme's groups.
+
+    Blocks that coincide with groups spread an outlier over the numbers that share its scale alone.
+    """
+    group = scheme.weights.group if scheme.weights is not None else 0
+    blocks = (f"block_diagonal(size={group})",) if group else ()
+    return (VALUES, "hadamard", *blocks)
 
 
 def skip_in_decoder(decoder: Decoder, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -115,7 +125,8 @@ def choose_rotation(
     kl = {"": unrotated.uniform_kl(format_name)}
     refused: dict[str, str] = {}
     best, best_model = "", None
-    for rotation in CANDIDATES:
+    for rotation in candidate_rotations(unrotated.engine.schemes[format_name]):
+        rotated = None  # the last one's memory is needed
         try:
             rotated = rotate(rotation)
         except WakefulError as error:

@@ -43,8 +43,8 @@ class RotationChoice:
             for rotation in self.kl if rotation
         ]  # fmt: skip
         rule = (
-            "paired, ± the 95% interval; the rotation with the least KL is used if the interval of "
-            "its change lies below zero"
+            "paired, ± the 95% interval, not corrected for the number of rotations; the one with "
+            "the least KL is used if the interval of its change lies below zero"
         )
         if num_sequences == 1:
             rule = "one sequence has no interval, so none is used"

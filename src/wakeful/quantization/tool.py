@@ -1,5 +1,6 @@
 """The tool quantize: quantizes models with schemes and measures the damage on a text."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.estimates import INTERVAL
 from wakeful.hf.checkpoint_reader import Shards
+from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.gguf_out import check_gguf, gguf_bytes
 from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.load import load
@@ -42,7 +44,7 @@ from wakeful.quantization.gguf_file import embedding_tables
 from wakeful.quantization.measure import measure_damage, measure_losses
 from wakeful.quantization.mixed_report import describe_selection
 from wakeful.quantization.options import QuantizeOptions
-from wakeful.quantization.peers import Peer, weight_file_bytes
+from wakeful.quantization.peers import Peer, check_peers
 from wakeful.quantization.result import Quantization, QuantizationMatrix
 from wakeful.quantization.rotated import (
     AUTO,
@@ -229,7 +231,7 @@ class _Quantizer:
         calibration, tuning = others[: counts.calibration], others[counts.calibration :]
         schemes, mixed_model = {str(scheme): scheme for scheme in self.schemes}, None
         rotated: dict[str, nn.Module] = {}
-        peers = self._measure_peers(loaded, text, measured)
+        peers: list[Peer] = []
         if self.engine is None:
             models = self._quantize_with_schemes(loaded, schemes, calibration)
         else:
@@ -237,6 +239,8 @@ class _Quantizer:
                 self._create_search, engine=self.engine, calibration=calibration, tuning=tuning
             )
             searched = SearchedModel(loaded, create_search(loaded, prepared, layers))
+            searched.search.check()
+            peers = self._measure_peers(loaded, measured)
             mixed_model, searched = self._find_formats(searched, create_search, calibration)
             models = {
                 name: _as_quantized_model(searched.model if name == MIXED else loaded, name, module)
@@ -283,34 +287,38 @@ class _Quantizer:
             figures=options.figures, costs=tuple(costs), mixed_model=mixed_model,
         )  # fmt: skip
 
-    def _measure_peers(
-        self, loaded: Model, text: EvaluationData, measured: Sequence[Tensor]
-    ) -> list[Peer]:
-        """Measure the models that the option `against` names, one after another, on the sequences
-        to measure, which are the first of a text.
+    def _measure_peers(self, loaded: Model, measured: Sequence[Tensor]) -> list[Peer]:
+        """Load and measure the models that the option `against` names, one after another."""
+        peers: list[Peer] = []
+        for source in self.options.against:
+            peers.append(self._measure_peer(source, loaded, measured))
+            gc.collect()  # compressed-tensors' layers refer to themselves
+        return peers
+
+    def _measure_peer(self, source: str, loaded: Model, measured: Sequence[Tensor]) -> Peer:
+        """Load another quantized version of a model, and measure it on the sequences to measure.
 
         Raises:
-            WakefulError: one cannot be loaded, or reads the text as other tokens.
+            WakefulError: it cannot be loaded, or its tokens stand for other text.
         """
-        options, peers = self.options, list[Peer]()
-        for source in options.against:
-            self.session.show.note(f"measuring {source}")
-            peer = load(
-                source, device=self.session.device, dtype=options.dtype,
-                trust_remote_code=options.trust_remote_code,
-            )  # fmt: skip
-            sequences = text.sequences(
-                peer, length=measured[0].shape[1], num_sequences=len(measured),
-                bos=loaded.starts_with_bos(options.bos),
-            )  # fmt: skip
-            if sequences != [tokens[0].tolist() for tokens in measured]:
-                raise WakefulError(
-                    f"{source} reads the text as other tokens than {loaded.name}: name a quantized "
-                    "version of the same model"
-                )
-            totals = measure_losses(source, peer.module, loaded.module, measured)
-            peers.append(Peer(source, weight_file_bytes(source), totals))
-        return peers
+        options, show = self.options, self.session.show
+        show.note(f"loading {source}")
+        peer = load(
+            source, device=loaded.device, dtype=next(loaded.module.parameters()).dtype,
+            trust_remote_code=options.trust_remote_code,
+        )  # fmt: skip
+        ids = measured[0][0].tolist()
+        # Tokenizers that GGUF files describe may decode white space differently.
+        if peer.decode(ids).split() != loaded.decode(ids).split():
+            raise WakefulError(
+                f"the tokens of {source} stand for other text than those of {loaded.name}: name a "
+                "quantized version of the same model"
+            )
+        totals = measure_losses(
+            source, peer.module, loaded.module, measured,
+            on_progress=partial(show.count, f"{source}: sequences"),
+        )  # fmt: skip
+        return Peer(source, _original_bytes(peer), totals)
 
     def _quantize_with_schemes(
         self, loaded: Model, schemes: Mapping[str, Scheme], calibration: list[Tensor]
@@ -388,7 +396,6 @@ class _Quantizer:
         """
         options, choice = self.options, None
         if options.rotation:
-            searched.search.check()
             choice, rotated = self._choose_rotation(searched, create_search)
             searched = rotated or searched
         mixed_model = replace(searched.search.find_formats(), rotation=choice)
@@ -632,8 +639,7 @@ def _check_options(options: QuantizeOptions, schemes: Sequence[Scheme], num_mode
         )
     if options.rotation:
         check_rotation_name(options.rotation)
-    for source in options.against:
-        weight_file_bytes(source)  # raises for one that cannot be measured
+    check_peers(options.against)
     if options.skip and all(scheme.weights is None for scheme in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
@@ -679,12 +685,12 @@ def _check_save(options: QuantizeOptions, schemes: Sequence[Scheme], num_models:
 
 
 def _original_bytes(loaded: Model) -> int:
-    """Return the bytes of a model's weights in the files that it was loaded from, a single file or
-    a folder; without such files, the bytes that the weights would take.
+    """Return the bytes of a model's weights in the files that it was loaded from, a GGUF file or a
+    folder; without such files, the bytes that the weights would take.
     """
     path = loaded.path
     if path is not None and path.is_file():
-        return path.stat().st_size
+        return sum(tensor.num_bytes for tensor in read_gguf_header(path).tensors.values())
     if path is not None and (path / "config.json").is_file():
         with Shards(path) as tensors:
             return tensors.num_bytes
