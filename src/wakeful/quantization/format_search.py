@@ -317,7 +317,7 @@ class FormatSearch:
             )
         if self.budget.loss:  # only measured losses show whether it can be met
             return
-        min_bytes = Frontier(self.unscored.choices).min_bytes
+        min_bytes = sum(min(each.bytes for each in group) for group in self.unscored.choices)
         min_bits = f"{8 * min_bytes / self.unscored.num_weights:.2f} bits per weight"
         if self.layer_budget < min_bytes:
             if self.budget.bits:

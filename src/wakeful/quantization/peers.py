@@ -20,7 +20,7 @@ class Peer:
 
 
 def check_peers(sources: Sequence[str]) -> None:
-    """Raise `WakefulError` if a source is no folder or file with a model, or is named twice."""
+    """Raise `WakefulError` if a source does not exist on this machine, or is named twice."""
     for index, source in enumerate(sources):
         if source in sources[:index]:
             raise WakefulError(f"against names {source} twice: name each model once")
