@@ -1,6 +1,7 @@
 """`quantize --bits`, `--bytes` and `--loss`: the formats that are chosen, written and proven."""
 
 import json
+import shlex
 from pathlib import Path
 
 import polars as pl
@@ -292,6 +293,29 @@ def test_models_of_other_tools_are_compared_on_the_same_text(
     ):
         with pytest.raises(WakefulError, match=words):
             wakeful.quantize(str(folder), **options | wrong)
+
+
+@pytest.mark.slow
+def test_a_float32_file_gets_smaller_by_what_the_next_step_says(
+    folder: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("def return value layer for in range and the river went down " * 60)
+    options = {
+        "text": str(text), "length": 16, "num_sequences": 3, "calibration_sequences": 4,
+        "device": "cpu", "bits": 4.6,
+    }  # fmt: skip
+    result = wakeful.quantize(str(folder), save=str(tmp_path / "wide"), **options)
+    before = (tmp_path / "wide" / "model.safetensors").stat().st_size
+    step = result.report.steps[-1]
+    words = shlex.split(step.command)
+    assert words[:3] == ["wakeful", "export", str(folder)]
+    assert words[4:] == ["--dtype", "bfloat16"]
+    wakeful.export(str(folder), tmp_path / "narrow", dtype="bfloat16")
+    narrow = wakeful.quantize(str(tmp_path / "narrow"), save=str(tmp_path / "small"), **options)
+    after = (tmp_path / "small" / "model.safetensors").stat().st_size
+    assert f"the file has {(before - after) / 1e6:,.1f} MB less" in step.text
+    assert "export" not in str(narrow.report.steps)
 
 
 def test_a_model_with_another_vocabulary_is_refused() -> None:

@@ -82,6 +82,8 @@ class MixedModel:
     """Number of the layers' weights."""
     other_bytes: int
     """Bytes of what is not quantized: norms, and mostly embeddings and the head."""
+    stored_dtype: torch.dtype
+    """Type in which that is stored."""
     rotation: RotationChoice | None = None
     """The choice of a rotation of the model before it was quantized, where one was asked for. The
     uniform models are not rotated."""
@@ -400,7 +402,7 @@ class FormatSearch:
             uniform_models=compared._build_uniform(list(uniform_bytes)),
             uniform_bytes=uniform_bytes,
             frontier=frontier.curve(), num_weights=candidates.num_weights,
-            other_bytes=self.other_bytes,
+            other_bytes=self.other_bytes, stored_dtype=self.stored_dtype,
         )  # fmt: skip
 
     def _score_candidates(self) -> Candidates:

@@ -36,6 +36,7 @@ from wakeful.quantization.mixed_report import (
     comparison_sentence,
     mixed_model_section,
     peer_sentences,
+    steps_to_narrower_types,
 )
 from wakeful.quantization.options import QuantizeOptions
 from wakeful.quantization.schemes import Scheme
@@ -334,20 +335,21 @@ def _next_steps(
     mixed_model: MixedModel | None,
 ) -> list[NextStep]:
     """Return the commands to suggest. For a saved model, they use it. For a mixed model (a format
-    for each layer), one saves it; there is none if the call's `options` are unknown. Otherwise it
-    is what to do after measuring schemes.
+    for each layer), one saves it, unless the call's `options` are unknown, and one makes its file
+    smaller where a narrower type does. Otherwise it is what to do after measuring schemes.
     """
+    narrower = [] if mixed_model is None else steps_to_narrower_types(mixed_model, source)
     if saved:
         reading = options.text_flags if options else ""
-        return steps_after_saving(source, saved["folder"], reading=reading)
+        return [*steps_after_saving(source, saved["folder"], reading=reading), *narrower]
     if mixed_model is None:
         return [suggest_next_step(damage, source, options)]
     if options is None:
-        return []
+        return narrower
     ending = ".gguf" if mixed_model.engine.quantizes_embeddings else ""
     folder = str(free_folder(f"{source.rstrip('/')}-quantized{ending}"))
     command = format_command_line("quantize", replace(options, save=folder), source)
-    return [NextStep("save it", command)]
+    return [NextStep("save it", command), *narrower]
 
 
 def _grade_section(damage: Damage) -> Section:
