@@ -26,10 +26,12 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
     tool: Any,
 ) -> None:
     verdicts = (
-        verdict("within", published=-0.027),
-        verdict("beyond", published=-0.1, seeds=2),
+        verdict("within", published=-0.027, seeds=4),
+        verdict("beyond", published=-0.1, seeds=3),
+        verdict("of two", published=-0.1, seeds=2),
+        verdict("same", published=0.02, seeds=4, margin=0.0271),
         verdict("alone", published=-0.1, error=None, low=None, high=None, seeds=1),
-        verdict("unpublished"),
+        verdict("unpublished", seeds=4),
         verdict(
             "missing",
             difference=None,
@@ -49,7 +51,10 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
     assert kept == tool.section(judged)
     assert rows == [
         "| within | vanilla | `loss` | lower, −0.027, inside | −0.030 ± 0.010 | confirmed |",
-        "| beyond | vanilla | `loss` | lower, −0.1, outside | −0.030 ± 0.010, 2 of 3 seeds "
+        "| beyond | vanilla | `loss` | lower, −0.1, outside | −0.030 ± 0.010, 3 of 4 seeds "
+        "| confirmed |",
+        "| of two | vanilla | `loss` | lower, −0.1 | −0.030 ± 0.010, 2 of 4 seeds | confirmed |",
+        "| same | vanilla | `loss` | lower (margin 0.0271), +0.02, outside | −0.030 ± 0.010 "
         "| confirmed |",
         "| alone | vanilla | `loss` | lower, −0.1 | −0.0300, one seed | confirmed |",
         "| unpublished | vanilla | `loss` | lower | −0.030 ± 0.010 | confirmed |",

@@ -213,3 +213,34 @@ def test_what_its_setting_was_chosen_for_is_counted_apart() -> None:
     claim = {"row": "vanilla", "direction": "higher", "than_value": 10.0, "premise": None}
     told = judged(rows, **claim, by_construction=True)
     assert (told.outcome, told.basis, told.beside) == ("confirmed", "by construction", "10")
+
+
+def test_a_competitor_that_fails_here_is_no_test_of_a_method_though_the_method_gains() -> None:
+    gain = Premise(
+        says="a gain by other", figure="over_baseline(figure='loss')", row="other", below=1.0,
+        only=True,
+    )  # fmt: skip
+    claim = {"direction": "lower", "figure": "loss", "than": "other", "premise": gain}
+    rows = {"vanilla": [3.0, 3.1, 3.2], "cure": [2.8, 2.9, 3.01], "other": [3.1, 3.2, 3.31]}
+    told = judged(rows, "loss", **claim)
+    assert (told.outcome, told.direct) == ("not applicable", "confirmed")
+    assert told.because.startswith(
+        "no gain by other: over_baseline(figure='loss') of other is 1.03"
+    )
+    rows["other"] = [2.9, 3.0, 3.11]
+    assert judged(rows, "loss", **claim).outcome == "confirmed"
+
+
+def test_questions_of_ours_are_counted_apart_and_margins_are_kept() -> None:
+    rows = {"vanilla": [3.0, 3.0, 3.0], "cure": [2.99, 3.0, 2.995]}
+    claim = {"figure": "loss", "premise": None, "own": True}
+    told = judged(rows, "loss", direction="not higher", same=0.01, **claim)
+    assert (told.outcome, told.basis, told.margin) == ("confirmed", "of ours", pytest.approx(0.03))
+    assert judged(rows, "loss", direction="lower", **claim).margin is None
+
+
+def test_a_published_difference_is_expected_at_its_own_scales_alone() -> None:
+    rows = {"vanilla": [20.0, 21.0, 22.0], "cure": [3.0, 4.0, 5.0]}
+    assert judged(rows, published=-17.0).size is True
+    there = judged(rows, published=-17.0, published_scales=("paper",))
+    assert (there.published, there.size) == (None, None)

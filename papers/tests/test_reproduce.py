@@ -29,7 +29,7 @@ from wakeful.training import cluster
 from wakeful_papers import reproduce
 from wakeful_papers.exhibits.exhibit import Claim, Scale, exhibit, exhibit_names
 from wakeful_papers.exhibits.judge import Judged
-from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.plan import Plan, heirs_table, plan_of
 from wakeful_papers.exhibits.total import total_of
 from wakeful_papers.options import ReproduceOptions
 from wakeful_papers.verbs import models as exhibit_models
@@ -687,3 +687,11 @@ def test_a_tokenizer_takes_the_place_of_one_to_train() -> None:
     given = verb.planned(found, ReproduceOptions(tokenizer="mine"))
     for job in given.jobs:
         assert job.config.data.tokenizer == "mine"
+
+
+def test_every_row_of_an_exhibit_is_compiled_on_request() -> None:
+    options = ReproduceOptions(compile=True)
+    plan = verb.planned(exhibit("headline/heirs"), options)
+    assert all(job.config.train.compile for job in plan.jobs)
+    assert heirs_table(plan, plan.jobs[0], seed=0)["train"]["compile"] is True
+    assert options.given == ("--compile",)

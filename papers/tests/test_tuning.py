@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from wakeful.errors import WakefulError
 from wakeful_papers import reproduce
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.plan import plan_of
 from wakeful_papers.exhibits.tuning import Tuning, at_rate, best_rate
 from wakeful_papers.verbs import runs as exhibit_runs
+from wakeful_papers.verbs.tuning import at_rates_of
 
 RULE = Tuning(multiples=(0.5, 1.0, 2.0), beyond=2)
 
@@ -75,3 +77,27 @@ def test_every_row_is_trained_at_its_best_rate_and_trials_are_made_once(
     count = len(trained)
     reproduce("headline/sinks", **asked)
     assert len(trained) == count
+    asked |= {"tuned": str(tmp_path / "out" / "tuned.json"), "out": str(tmp_path / "again")}
+    reproduce("headline/sinks", **asked)
+    assert len(trained) == count  # at the same rates, whose runs are there, without a trial
+    reproduce("headline/sinks", **asked | {"runs": str(tmp_path / "elsewhere"), "seeds": [0],
+                                           "out": str(tmp_path / "third")})  # fmt: skip
+    assert len(trained) == count + 4
+
+
+def test_rates_come_from_a_file_of_an_exhibit_that_tunes_and_has_all_rows(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    losses = {"0.003": 2.5, "0.006": 2.4, "0.012": None}
+    path.write_text(json.dumps({"vanilla": losses}))
+    plan = plan_of(exhibit("headline/sinks"), "small")
+    with pytest.raises(WakefulError, match=r"tuned\.json has no learning rate of softmax1"):
+        at_rates_of(plan, path)
+    path.write_text(json.dumps({job.row: losses for job in plan.jobs}))
+    found = at_rates_of(plan, path)
+    assert [job.config.optimizer.lr for job in found.jobs] == pytest.approx([0.006] * 4)
+    assert found.tuning is None
+    with pytest.raises(WakefulError, match="headline/outliers tunes no learning rates"):
+        at_rates_of(plan_of(exhibit("headline/outliers"), "small"), path)
+    path.write_text("[]")
+    with pytest.raises(WakefulError, match=r"tuned\.json"):
+        at_rates_of(plan, path)

@@ -26,30 +26,32 @@ HEAD = """\
 # Verdicts
 
 The papers' headline claims come first: those of their abstracts, contributions and conclusions.
-Their runs are long enough to be past the early phase of training, and contain what the cures are to
-remove. Learning rates are tuned by the same rule, except for outliers
-([how](reproduce.md#the-headline-claims)). The claims of all other figures and tables are in the
-[appendix](#appendix-every-exhibit); their runs are shorter and show less.
+Their runs are long enough to be past the early phase of training. Not all of them have what the
+cures are to remove: then a claim is not applicable. Learning rates are tuned by the same rule,
+except for outliers ([how](reproduce.md#the-headline-claims)). The claims of all other figures and
+tables are in the [appendix](#appendix-every-exhibit); their runs are shorter and show less.
 
 Differences are paired over seeds, ± one standard error. A verdict holds for its scale and text.
 
 - **confirmed** or **reversed**: the whole 95% interval (Student's t) is on the paper's side of zero
-  or on the other. A claim of "same" is confirmed if the interval lies within the equivalence
-  margin; so small a difference counts as none.
-- **not resolved**: the interval includes zero, or there is one seed.
+  or on the other. A difference within the margin that the row names counts as none: "same" is
+  confirmed if the interval lies within the margin, "not higher" if it lies below it, "not lower"
+  if it lies above minus the margin; they are reversed if the interval lies wholly beyond it.
+- **not resolved**: the interval includes zero or the margin, or there is one seed.
 - **not run**: the claim's rows have not been trained yet.
 - **not applicable**: what the claim is about (a sink, outliers, lazy layers, a loss by
   quantization) is in none of the rows, or the baseline passes the claim's number too. A reversed
-  claim becomes not applicable only if the whole intervals of all rows show nothing.
+  claim becomes not applicable only if the whole intervals of all rows show nothing. That something
+  exists is confirmed or not applicable: a small model without it refutes nothing.
 
 Each line names what the claim's row is compared with, the statistic and the premise; each heading
 has the length of the sequences. After a published size, "inside" means that it lies in our
-interval, "outside" that it does not. If a figure rests on fewer seeds than others of its exhibit,
-it says how many.
+interval, "outside" that it does not; of two seeds neither is said. If a figure rests on fewer seeds
+than others of its exhibit, it says how many.
 
 Two kinds of claims are counted apart. Claims by construction hold because the setting was chosen
-so, or by arithmetic. Other claims are not made by the paper itself: we read a direction from a
-table's cells, or judge by the loss instead of accuracy, or on other models.
+so, or by arithmetic. Other claims are not made by the paper itself: we ask a question of our own,
+read a direction from a table's cells, or judge by the loss instead of accuracy, or on other models.
 """
 APPENDIX = """\
 ## Appendix: every exhibit
@@ -188,10 +190,11 @@ def _statistic(verdict: Verdict) -> str:
 
 
 def _published(verdict: Verdict) -> str:
+    margin = "" if verdict.margin is None else f" (margin {verdict.margin:.3g})"
     if verdict.published is None:
-        return verdict.direction
+        return f"{verdict.direction}{margin}"
     place = {True: ", inside", False: ", outside", None: ""}[verdict.size]
-    return f"{verdict.direction}, {verdict.published:+.4g}".replace("-", "−") + place
+    return f"{verdict.direction}{margin}, {verdict.published:+.4g}".replace("-", "−") + place
 
 
 def _here(verdict: Verdict, seeds: int) -> str:

@@ -15,7 +15,7 @@ COMPILED = """
 import torch
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
-from wakeful.training.parallel import allow_recompiling
+from wakeful.training.parallel import allow_more_versions
 
 limits = torch._dynamo.config
 layers = limits.recompile_limit + 2
@@ -25,12 +25,44 @@ for variant in ({"route": "output_gate"}, {"depth": "mudd"}):
                         mlp_width=12, **variant)
     decoder, tokens = Decoder(model).eval(), torch.arange(7).unsqueeze(0)
     expected = decoder(tokens)
-    allow_recompiling(layers)
+    allow_more_versions(layers)
     for block in decoder.blocks:
         block.compile(backend="eager")
     torch.testing.assert_close(decoder(tokens), expected)
     torch._dynamo.reset()
 """
+
+
+ONE_AFTER_ANOTHER = """
+from functools import partial
+
+import torch
+from wakeful.config.schema import config_from_table
+from wakeful.model.decoder import Decoder
+from wakeful.training.objective import make_loss
+
+limits = torch._dynamo.config
+limits.recompile_limit, limits.fail_on_recompile_limit_hit = 2, True
+torch.compile = partial(torch.compile, backend="eager")
+tokens = torch.arange(14).view(2, 7)
+for layers in range(1, 13):
+    config = config_from_table({
+        "model": {"vocab_size": 29, "max_length": 16, "num_layers": layers, "num_heads": 2,
+                  "width": 8, "mlp_width": 12},
+        "train": {"compile": True, "length": 16},
+    })
+    decoder = Decoder(config.model)
+    loss = make_loss(config, decoder, torch.device("cpu"), end_of_text=0)
+    torch.testing.assert_close(loss(tokens, tokens), decoder.loss(tokens, tokens))
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
+
+@pytest.mark.slow
+def test_every_model_that_a_process_trains_is_compiled() -> None:
+    command = [sys.executable, "-c", ONE_AFTER_ANOTHER]
+    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    assert int(done.stdout) == 12
 
 
 @pytest.mark.slow

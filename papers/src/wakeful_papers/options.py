@@ -42,6 +42,12 @@ class ReproduceOptions(FigureOptions):
     """auto, cpu, cuda ... Empty: the scale's."""
     dtype: str = ""
     """Arithmetic of training: float32, bfloat16 ... Empty: the scale's."""
+    tuned: str = ""
+    """The file tuned.json of an earlier run of the exhibit, whose best learning rates are taken
+    without trials."""
+    compile: HowMuch[bool] = False
+    """Train with torch.compile: a faster run, after a minute of compilation. On a CPU it needs a
+    C++ compiler."""
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
@@ -57,9 +63,10 @@ class ReproduceOptions(FigureOptions):
         """What decides the figures beside scale and seeds, as it is written on the command line."""
         texts = {
             "steps": str(self.steps or ""), "text": self.text, "tokenizer": self.tokenizer,
-            "validation_text": self.validation_text, "dtype": self.dtype,
+            "validation_text": self.validation_text, "dtype": self.dtype, "tuned": self.tuned,
         }  # fmt: skip
         words = [[f"--{name}", value] for name, value in texts.items() if value]
         words += [["--models", *self.models]] if self.models else []
-        words += [["--tasks"]] if self.tasks else []
+        flags = {"tasks": self.tasks, "compile": self.compile}
+        words += [[f"--{name}"] for name, value in flags.items() if value]
         return tuple(map(shlex.join, words))

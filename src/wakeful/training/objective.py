@@ -13,7 +13,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.distributed import ALONE, World
 from wakeful.training.distillation import Distillation
-from wakeful.training.parallel import shard_model
+from wakeful.training.parallel import allow_more_versions, shard_model
 
 if TYPE_CHECKING:
     from wakeful.loading.model import Model
@@ -66,7 +66,10 @@ def make_loss(
         loss = Distillation(decoder, teacher_model, distill).loss
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
-    return torch.compile(loss) if config.train.compile and world.size == 1 else loss
+    if not config.train.compile or world.size > 1:
+        return loss
+    allow_more_versions(1)
+    return torch.compile(loss)
 
 
 def check_same_tokens(tokenizer: Tokenizer, teacher: "Model") -> None:

@@ -188,7 +188,7 @@ def distribute(config: Config, decoder: Decoder, device: torch.device, world: Wo
     if world.size == 1:
         return Parallel(decoder, world)
     if config.train.compile:
-        allow_recompiling(len(decoder.blocks))
+        allow_more_versions(len(decoder.blocks))
         for block in decoder.blocks:
             block.compile()
     if config.train.parallel == "ddp":
@@ -196,18 +196,19 @@ def distribute(config: Config, decoder: Decoder, device: torch.device, world: Wo
     return FullyShard(decoder, world, device=device, mixed=config.train.dtype == "bfloat16")
 
 
-def allow_recompiling(num_blocks: int) -> None:
-    """Raise Dynamo's limits, so that it compiles the code of a block anew for each block.
+def allow_more_versions(num_modules: int) -> None:
+    """Raise Dynamo's limits, so that it compiles the same code anew for each of further modules:
+    the blocks of a model, or the models that a process trains one after another.
 
-    Blocks share their code, but what it computes depends on the layer's number. By default Dynamo
-    stops after 8 compiled versions of a function, and later blocks would run as plain Python. A
-    block needs up to four versions: for training and evaluation, each with whole batches and with
-    the smaller last one.
+    Modules share their code, but what it computes depends on the layer's number or on the variant.
+    By default Dynamo stops after 8 compiled versions of a function, and what comes later would run
+    as plain Python. A module needs up to four versions: for training and evaluation, each with
+    whole batches and with the smaller last one.
     """
     limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, 4 * num_blocks)
+    limits.recompile_limit += 4 * num_modules
     # The versions of one function for all modules that share it, with some to spare.
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * num_blocks)
+    limits.accumulated_recompile_limit += 16 * num_modules
 
 
 def check_shares(config: Config, world: World) -> None:

@@ -215,19 +215,26 @@ def mean_domain_loss(at: At) -> float | None:
 
 
 def data_saving(at: At) -> float | None:
-    """Return the share of the steps saved: 1 − the first step that ends the baseline's loss / all.
+    """Return the share of the steps saved: 1 − the first step with the baseline's last loss / all.
 
-    Both curves are smoothed training losses; negative, by extrapolation, it never is: a row that
-    does not reach the baseline's last loss saves nothing.
+    Both curves are smoothed training losses. Of a row that ends above the baseline it is what the
+    baseline saves beside it, negative. So two rows that differ by chance alone have a mean of 0.
     """
     if (curves := at.both("train_loss")) is None:
         return None
     ours, theirs = curves
-    target = smoothed(theirs[1])[-1]
-    reached = np.flatnonzero(smoothed(ours[1]) <= target)
-    if not len(reached):
-        return 0.0
-    return 1.0 - float(ours[0][reached[0] + _window(ours[1]) - 1]) / float(ours[0][-1])
+    ours_last, theirs_last = smoothed(ours[1])[-1], smoothed(theirs[1])[-1]
+    if ours_last <= theirs_last:
+        return _share_left(ours, theirs_last)
+    return -_share_left(theirs, ours_last)
+
+
+def _share_left(curve: Curve, loss: float) -> float:
+    """Return the share of a curve's steps that are left when it first has a loss, smoothed, that it
+    has at last.
+    """
+    first = np.flatnonzero(smoothed(curve[1]) <= loss)[0]
+    return 1.0 - float(curve[0][first + _window(curve[1]) - 1]) / float(curve[0][-1])
 
 
 def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()) -> float | None:

@@ -58,6 +58,8 @@ class Premise:
     figure: str
     row: str = ""
     """Where it is asked for. Empty: in the row that the claim's is compared with."""
+    only: bool = False
+    """Whether it is asked for in that row alone, not in the claim's own rows too."""
     above: float | None = None
     below: float | None = None
 
@@ -95,6 +97,8 @@ class Claim:
     """A number to compare with instead of a row."""
     published: float | None = None
     """The paper's difference, where it prints one."""
+    published_scales: tuple[Scale, ...] = ()
+    """Where that difference can be expected. Empty: everywhere; a kurtosis depends on the width."""
     same: float = 0.05
     """For the directions "same", "not higher" and "not lower": the share of the other figure that
     is no difference."""
@@ -110,6 +114,8 @@ class Claim:
     """Whether its direction is read off two cells of a table, and no sentence says it."""
     by_construction: bool = False
     """Whether the setting makes it so: chosen until it held, or arithmetic."""
+    own: bool = False
+    """Whether it is a claim of ours, about which the paper says nothing."""
 
     @property
     def of_tasks(self) -> bool:
@@ -376,8 +382,9 @@ def _trained_alike(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Cla
         steps = {"reference": "trained on for as many steps",
                  "random": "trained for the steps of both"}[than]  # fmt: skip
         yield dataclasses.replace(
-            claim, says=f"{claim.says}, {steps}", than=ALIKE[than], published=None, scales=here
-        )
+            claim, says=f"{claim.says}, {steps}", than=ALIKE[than], published=None, scales=here,
+            own=claim.own or than == "reference",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,15 @@ from typing import Literal
 
 from wakeful.estimates import format_estimate, interval_half_width, mean_and_error
 from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
-from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, Claim, Exhibit, Premise, Scale
-from wakeful_papers.exhibits.outcomes import Claimed, Outcome, outcome_of
+from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, SCALES, Claim, Exhibit, Premise, Scale
+from wakeful_papers.exhibits.outcomes import MARGINS, Claimed, Outcome, outcome_of
 
 Fate = Literal[Outcome, "not applicable", "not run"]
 """What becomes of a claim."""
 Grounds = Literal[
-    "", "by construction", "read off a table's cells", "loss in place of accuracy", "a stand-in's"
-]
+    "", "by construction", "read off a table's cells", "loss in place of accuracy", "a stand-in's",
+    "of ours",
+]  # fmt: skip
 """What a verdict rests on besides what the paper says and measures; empty where on that alone."""
 
 
@@ -51,11 +52,15 @@ class Verdict:
     """The mean over seeds of its premise's figure, in the row that should show it."""
     direct: Outcome | None = None
     """What the difference alone says, where that is not the outcome."""
+    margin: float | None = None
+    """The difference that counts as none; None for a claim of "lower" or "higher"."""
 
     @property
     def size(self) -> bool | None:
-        """Whether the published difference lies in the interval; None where there is none."""
-        if self.published is None or self.low is None or self.high is None:
+        """Whether the published difference lies in the interval; None where there is none, or of
+        two seeds, whose interval holds nearly everything.
+        """
+        if self.published is None or self.low is None or self.high is None or self.seeds < 3:
             return None
         return self.low <= self.published <= self.high
 
@@ -94,13 +99,18 @@ def verdicts(
         for group in groups:
             pair = _Pair(exhibit, claim, group, results)
             basis: Grounds = "read off a table's cells" if claim.read_off else ""
+            if claim.own:
+                basis = "of ours"
             if claim.by_construction:
                 basis = "by construction"
             if exhibit.tasks and not tasks:
                 basis = "loss in place of accuracy"
             if claim.row in stand_ins or group in stand_ins or pair.other[1] in stand_ins:
                 basis = "a stand-in's"
-            found.append(replace(pair.verdict(), basis=basis))
+            verdict = pair.verdict()
+            comparable = scale in (claim.published_scales or SCALES)
+            published = verdict.published if comparable else None
+            found.append(replace(verdict, basis=basis, published=published))
     return tuple(found)
 
 
@@ -146,6 +156,7 @@ class _Pair:
             outcome=self._outcome(pairs) if pairs else "not run",
             beside=self._beside(),
             asked=f"{premise.says}: {premise.figure} {premise.bar}" if premise else "",
+            margin=self._margin(pairs) if pairs and claim.direction in MARGINS else None,
         )
         return self._held_to_premise(self._held_to_baseline(told))
 
@@ -171,12 +182,15 @@ class _Pair:
         }
         return {seed: value for seed, value in found.items() if value is not None}
 
+    def _margin(self, pairs: Sequence[tuple[float, float]]) -> float:
+        """Return the difference that counts as none."""
+        if self.claim.within is not None:
+            return self.claim.within
+        return self.claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
+
     def _outcome(self, pairs: Sequence[tuple[float, float]]) -> Outcome:
-        margin = self.claim.within
-        if margin is None:
-            margin = self.claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
         difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
-        return outcome_of(self.claim.direction, difference, len(pairs), margin)
+        return outcome_of(self.claim.direction, difference, len(pairs), self._margin(pairs))
 
     def _held_to_baseline(self, told: Verdict) -> Verdict:
         """Return a verdict on a number as not applicable where the baseline passes too.
@@ -202,14 +216,15 @@ class _Pair:
     def _held_to_premise(self, told: Verdict) -> Verdict:
         """Return a verdict as not applicable where its phenomenon is in no row that it is about.
 
-        These are the premise's row and both that are compared, so that a row that has what its
-        baseline lacks is judged. A reversal stands unless the whole 95% interval of every row is on
-        the wrong side: a mean alone does not take one back.
+        These are the premise's row and, unless it is asked for there `only`, both that are
+        compared, so that a row that has what its baseline lacks is judged. A reversal stands unless
+        the whole 95% interval of every row is on the wrong side: a mean alone does not take one
+        back.
         """
         premise = self.claim.premise
         if premise is None:
             return told
-        rows = [self.other, (self.group, self.claim.row)]
+        rows = [] if premise.only else [self.other, (self.group, self.claim.row)]
         if premise.row:
             rows.insert(0, (self.group, premise.row))
         seen = {row: list(self._figures(premise.figure, *row).values()) for row in rows}

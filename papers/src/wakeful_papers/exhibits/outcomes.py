@@ -7,6 +7,8 @@ from wakeful.estimates import Estimate, interval_half_width
 Direction = Literal["lower", "higher", "same"]
 Claimed = Literal["lower", "higher", "same", "not higher", "not lower"]
 Outcome = Literal["confirmed", "reversed", "not resolved"]
+MARGINS: tuple[Claimed, ...] = ("same", "not higher", "not lower")
+"""Directions that a difference within a margin does not contradict."""
 
 
 def outcome_of(

@@ -52,7 +52,7 @@ from wakeful_papers.reports.reproduction import headline, reproduction_report, s
 from wakeful_papers.verbs.jobs import dealt_out
 from wakeful_papers.verbs.models import Known, check_models
 from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES, by_shots, carried_out
-from wakeful_papers.verbs.tuning import train_here, tuned
+from wakeful_papers.verbs.tuning import at_rates_of, train_here, tuned
 
 CLAIMS = "claims.html"
 """The page of several exhibits, beside their folders."""
@@ -231,13 +231,15 @@ def planned(found: Exhibit, options: ReproduceOptions) -> Plan:
     if options.tokenizer:
         trains = options.tokenizer == "train"
         changes["data.tokenizer"] = "" if trains else options.tokenizer
-    for name in ("device", "dtype"):
+    for name in ("device", "dtype", "compile"):
         if getattr(options, name):
             changes[f"train.{name}"] = getattr(options, name)
     plan = plan_of(
         found, options.scale, seeds=options.seeds, changes=changes, models=options.models,
         tasks=options.tasks,
     )  # fmt: skip
+    if options.tuned:
+        plan = at_rates_of(plan, Path(options.tuned))
     for name in found.probes:
         known = (*PROBES, GRADIENTS, *OF_DECODER)
         if name not in known:

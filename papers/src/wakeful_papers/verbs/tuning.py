@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from wakeful.errors import Diverged
+from wakeful.errors import Diverged, WakefulError
 from wakeful.runs.records import RunSummary
-from wakeful.runs.run import Run, is_done
+from wakeful.runs.run import Run, is_done, read_record
 from wakeful.terminal.display import DisplayFactory
 from wakeful_papers.exhibits.plan import Job, Plan
 from wakeful_papers.exhibits.tuning import at_rate, best_rate
@@ -35,17 +35,49 @@ def tuned(plan: Plan, runs: Path, run: Run, train: Train) -> Plan:
         train(plan.of_trials(trials.values()))
         for (job, multiple), trial in trials.items():
             tried[job][multiple] = _loss(runs / trial.folder / f"seed-{rule.seed}")
-    best = {(job.group, job.row): best_rate(losses) for job, losses in tried.items()}
     found = {
-        " ".join(filter(None, (job.group, job.row))): {
+        _name(job): {
             f"{job.config.optimizer.lr * each:g}": loss if math.isfinite(loss) else None
             for each, loss in sorted(losses.items())
         }
         for job, losses in tried.items()
     }
     run.write_json("tuned.json", found)
+    return _at_multiples(plan, {job: best_rate(losses) for job, losses in tried.items()})
+
+
+def at_rates_of(plan: Plan, path: Path) -> Plan:
+    """Return a plan with the best rate of each row in a file that `tuned` wrote.
+
+    Raises:
+        WakefulError: the exhibit tunes no rates, or the file is no such file or lacks a row.
+    """
+    if plan.tuning is None:
+        raise WakefulError(
+            f"{plan.exhibit.name} tunes no learning rates at the {plan.scale} scale: leave out "
+            "--tuned"
+        )
+    tried = read_record(dict[str, dict[str, float | None]], path)
+    multiples: dict[Job, float] = {}
+    for job in plan.tunes:
+        losses = {
+            rate: loss for rate, loss in tried.get(_name(job), {}).items() if loss is not None
+        }
+        if not losses:
+            raise WakefulError(f"{path} has no learning rate of {_name(job)}")
+        multiples[job] = float(min(losses, key=lambda rate: losses[rate])) / job.config.optimizer.lr
+    return _at_multiples(plan, multiples)
+
+
+def _name(job: Job) -> str:
+    return " ".join(filter(None, (job.group, job.row)))
+
+
+def _at_multiples(plan: Plan, multiples: Mapping[Job, float]) -> Plan:
+    """Return a plan whose jobs have these multiples of their rates, and that tunes nothing."""
+    of_rows = {(job.group, job.row): multiple for job, multiple in multiples.items()}
     jobs = [
-        dataclasses.replace(job, config=at_rate(job.config, best[job.group, plan.tuned_as(job)]))
+        dataclasses.replace(job, config=at_rate(job.config, of_rows[job.group, plan.tuned_as(job)]))
         for job in plan.jobs
     ]
     return dataclasses.replace(plan, jobs=tuple(jobs), tuning=None)
