@@ -478,6 +478,8 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
     assert fig5["the heir is below random"].scales == ()
     alike = fig5["the heir is below random, trained for the steps of both"]
     assert (alike.than, alike.published, alike.direction) == ("random_total", None, "lower")
+    assert alike.own
+    assert not fig5["the heir is below random"].own
     fast = [says for says in fig5 if says.startswith("the heir converges as fast as its reference")]
     assert fast == ["the heir converges as fast as its reference"]  # of equal starts alone
     # Nobody knows the steps of a published reference.

@@ -19,7 +19,7 @@ def verdict(says: str, **kwargs: Any) -> Verdict:
     usual = {"published": None, "difference": -0.03, "error": 0.01, "low": -0.05, "high": -0.01,
              "beside": "vanilla",
              "seeds": 3, "outcome": "confirmed"}  # fmt: skip
-    return Verdict(says=says, group="", figure="loss", direction="lower", **(usual | kwargs))
+    return Verdict(says=says, group="", figure="loss", **({"direction": "lower"} | usual | kwargs))
 
 
 def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how_many(
@@ -29,7 +29,7 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
         verdict("within", published=-0.027, seeds=4),
         verdict("beyond", published=-0.1, seeds=3),
         verdict("of two", published=-0.1, seeds=2),
-        verdict("same", published=0.02, seeds=4, margin=0.0271),
+        verdict("no less", published=0.02, seeds=4, direction="not lower", margin=0.0271),
         verdict("alone", published=-0.1, error=None, low=None, high=None, seeds=1),
         verdict("unpublished", seeds=4),
         verdict(
@@ -54,8 +54,8 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
         "| beyond | vanilla | `loss` | lower, −0.1, outside | −0.030 ± 0.010, 3 of 4 seeds "
         "| confirmed |",
         "| of two | vanilla | `loss` | lower, −0.1 | −0.030 ± 0.010, 2 of 4 seeds | confirmed |",
-        "| same | vanilla | `loss` | lower (margin 0.0271), +0.02, outside | −0.030 ± 0.010 "
-        "| confirmed |",
+        "| no less | vanilla | `loss` | not lower (margin 0.0271), +0.02, outside "
+        "| −0.030 ± 0.010 | confirmed |",
         "| alone | vanilla | `loss` | lower, −0.1 | −0.0300, one seed | confirmed |",
         "| unpublished | vanilla | `loss` | lower | −0.030 ± 0.010 | confirmed |",
         "| missing | vanilla | `loss`; premise: a sink: share above 0.1 asked | lower "

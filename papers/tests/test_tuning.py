@@ -90,8 +90,12 @@ def test_rates_come_from_a_file_of_an_exhibit_that_tunes_and_has_all_rows(tmp_pa
     losses = {"0.003": 2.5, "0.006": 2.4, "0.012": None}
     path.write_text(json.dumps({"vanilla": losses}))
     plan = plan_of(exhibit("headline/sinks"), "small")
-    with pytest.raises(WakefulError, match=r"tuned\.json has no learning rate of softmax1"):
+    with pytest.raises(WakefulError, match=r"tuned\.json is not of headline/sinks: its rows"):
         at_rates_of(plan, path)
+    for wrong in ({"0.003": None}, {}, {"fast": 2.0}):
+        path.write_text(json.dumps({job.row: wrong for job in plan.jobs}))
+        with pytest.raises(WakefulError, match="no learning rate at which vanilla was trained"):
+            at_rates_of(plan, path)
     path.write_text(json.dumps({job.row: losses for job in plan.jobs}))
     found = at_rates_of(plan, path)
     assert [job.config.optimizer.lr for job in found.jobs] == pytest.approx([0.006] * 4)

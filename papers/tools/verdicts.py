@@ -25,7 +25,8 @@ FIRST = exhibit("headline/values").paper
 HEAD = """\
 # Verdicts
 
-The papers' headline claims come first: those of their abstracts, contributions and conclusions.
+The papers' headline claims come first: those of their abstracts, contributions and conclusions, and
+of the main comparisons of their sections.
 Their runs are long enough to be past the early phase of training. Not all of them have what the
 cures are to remove: then a claim is not applicable. Learning rates are tuned by the same rule,
 except for outliers ([how](reproduce.md#the-headline-claims)). The claims of all other figures and
@@ -34,15 +35,17 @@ tables are in the [appendix](#appendix-every-exhibit); their runs are shorter an
 Differences are paired over seeds, ± one standard error. A verdict holds for its scale and text.
 
 - **confirmed** or **reversed**: the whole 95% interval (Student's t) is on the paper's side of zero
-  or on the other. A difference within the margin that the row names counts as none: "same" is
-  confirmed if the interval lies within the margin, "not higher" if it lies below it, "not lower"
-  if it lies above minus the margin; they are reversed if the interval lies wholly beyond it.
+  or on the other. A difference within a margin counts as none: "same" is confirmed if the interval
+  lies within the margin, "not higher" if it lies below it, "not lower" if it lies above minus the
+  margin; they are reversed if the interval lies wholly beyond it. Rows judged before 2026-11-30 do
+  not name their margin.
 - **not resolved**: the interval includes zero or the margin, or there is one seed.
 - **not run**: the claim's rows have not been trained yet.
 - **not applicable**: what the claim is about (a sink, outliers, lazy layers, a loss by
-  quantization) is in none of the rows, or the baseline passes the claim's number too. A reversed
-  claim becomes not applicable only if the whole intervals of all rows show nothing. That something
-  exists is confirmed or not applicable: a small model without it refutes nothing.
+  quantization) is in none of the rows, or a method that it compares with gains nothing here, or the
+  baseline passes the claim's number too. A reversed claim becomes not applicable only if the whole
+  intervals of all rows show nothing. So a claim that something exists is never reversed: a small
+  model without it refutes nothing.
 
 Each line names what the claim's row is compared with, the statistic and the premise; each heading
 has the length of the sequences. After a published size, "inside" means that it lies in our

@@ -46,8 +46,8 @@ class ReproduceOptions(FigureOptions):
     """The file tuned.json of an earlier run of the exhibit, whose best learning rates are taken
     without trials."""
     compile: HowMuch[bool] = False
-    """Train with torch.compile: a faster run, after a minute of compilation. On a CPU it needs a
-    C++ compiler."""
+    """Train with torch.compile: faster runs, after half a minute of compilation each. On a CPU it
+    needs a C++ compiler. Compiled runs are not those of the same command without this option."""
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
@@ -56,6 +56,7 @@ class ReproduceOptions(FigureOptions):
         AtLeast("steps", 0),
         Needs("validation_text", "text", "it is for a text of your own"),
         Excludes("all", "out", "that is one exhibit's folder"),
+        Excludes("all", "tuned", "that is one exhibit's file"),
     )
 
     @property

@@ -83,7 +83,8 @@ TERMS = {
     "mean_domain_loss": "the loss, the mean over the text's domains, each counted alike",
     "parameter_saving": "the share of parameters saved at equal loss: how far apart the lines of "
     "loss over size lie",
-    "data_saving": "the share of steps saved until the baseline's last training loss",
+    "data_saving": "the share of steps saved until the baseline's last training loss; negative if "
+    "the baseline saves steps until the row's",
     "acc": "the share of questions whose right answer is the model's likeliest",
     "mean_of": "the mean of the shares of questions answered right, task by task",
     "tasks_kept": "the tasks on which the heir has nine tenths or more of its reference's score, "

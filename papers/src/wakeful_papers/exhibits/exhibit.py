@@ -63,6 +63,10 @@ class Premise:
     above: float | None = None
     below: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.only and not self.row:
+            raise WakefulError(f"premise {self.says!r}: only = true needs a row")
+
     @property
     def bar(self) -> str:
         """What its figure must be past, in words."""
@@ -383,7 +387,7 @@ def _trained_alike(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Cla
                  "random": "trained for the steps of both"}[than]  # fmt: skip
         yield dataclasses.replace(
             claim, says=f"{claim.says}, {steps}", than=ALIKE[than], published=None, scales=here,
-            own=claim.own or than == "reference",
+            own=True,
         )  # fmt: skip
 
 

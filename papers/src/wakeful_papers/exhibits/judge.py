@@ -156,7 +156,7 @@ class _Pair:
             outcome=self._outcome(pairs) if pairs else "not run",
             beside=self._beside(),
             asked=f"{premise.says}: {premise.figure} {premise.bar}" if premise else "",
-            margin=self._margin(pairs) if pairs and claim.direction in MARGINS else None,
+            margin=self._margin(pairs) if claim.direction in MARGINS else None,
         )
         return self._held_to_premise(self._held_to_baseline(told))
 
@@ -182,15 +182,17 @@ class _Pair:
         }
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def _margin(self, pairs: Sequence[tuple[float, float]]) -> float:
-        """Return the difference that counts as none."""
-        if self.claim.within is not None:
+    def _margin(self, pairs: Sequence[tuple[float, float]]) -> float | None:
+        """Return the difference that counts as none; None if it is a share of a figure that was not
+        measured.
+        """
+        if self.claim.within is not None or not pairs:
             return self.claim.within
-        return self.claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
+        return self.claim.same * abs(sum(b for _, b in pairs) / len(pairs))
 
     def _outcome(self, pairs: Sequence[tuple[float, float]]) -> Outcome:
         difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
-        return outcome_of(self.claim.direction, difference, len(pairs), self._margin(pairs))
+        return outcome_of(self.claim.direction, difference, len(pairs), self._margin(pairs) or 0.0)
 
     def _held_to_baseline(self, told: Verdict) -> Verdict:
         """Return a verdict on a number as not applicable where the baseline passes too.

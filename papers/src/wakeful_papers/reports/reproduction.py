@@ -158,19 +158,23 @@ JUDGED = ("verdict", "paper", "here", "95% interval", "seeds")
 """The columns of `claim_cells`."""
 READING = (
     "Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed "
-    'where the 95% interval (Student\'s t) leaves out zero; "same" is confirmed where the interval '
-    "lies within the equivalence margin (a difference so small counts as none). A claim is not "
-    "applicable where what it is about (a sink, outliers, lazy layers, a loss to quantization) is "
-    "in none of its rows, or where the baseline passes a number too; a reversal stands unless the "
-    "whole interval of every row is on the wrong side. A single seed resolves nothing."
+    "where the 95% interval (Student's t) leaves out zero. A difference within a margin counts as "
+    'none: "same" is confirmed where the interval lies within it, "not higher" where it lies below '
+    'it, "not lower" where it lies above minus the margin. A claim is not applicable where what it '
+    "is about (a sink, outliers, lazy layers, a loss to quantization) is in none of its rows, "
+    "where a method that it compares with gains nothing, or where the baseline passes a number "
+    "too; a reversal stands unless the whole interval of every row is on the wrong side. A single "
+    "seed resolves nothing."
 )
 
 
 def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
     """Return what became of a claim, under the columns `JUDGED`."""
-    (found, interval), printed = found_of(verdict), ()
+    (found, interval), printed = found_of(verdict), list[str]()
+    if verdict.margin is not None:
+        printed.append(f"margin {verdict.margin:.3g}")
     if verdict.published is not None:
-        printed = (f"{verdict.published:+.4g}".replace("-", "−"),)
+        printed.append(f"{verdict.published:+.4g}".replace("-", "−"))
     size = ()
     if verdict.size is not None:
         size = (f"the paper's size is {'inside' if verdict.size else 'outside'}",)

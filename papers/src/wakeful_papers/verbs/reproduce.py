@@ -179,8 +179,9 @@ def _asked_for(names: Sequence[str], options: ReproduceOptions) -> tuple[str, ..
     names = expanded(names)
     if not names:
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
-    if len(names) > 1 and options.out:
-        raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
+    for option, what in (("out", "one exhibit's folder"), ("tuned", "one exhibit's file")):
+        if len(names) > 1 and getattr(options, option):
+            raise WakefulError(f"--{option} is {what}, and {len(names)} are named")
     if options.tasks and not any(exhibit(name).tasks for name in names):
         none = f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
         raise WakefulError(f"{none} tasks: leave out --tasks")
@@ -491,7 +492,7 @@ def _expressions(found: Exhibit) -> Iterator[str]:
 
 def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
     """Return a table of every exhibit: its claim, and what it takes here and at full size."""
-    wanted = options or ReproduceOptions()
+    wanted = dataclasses.replace(options or ReproduceOptions(), tuned="")
     full = dataclasses.replace(wanted, scale="paper", steps=0, device="", dtype="")
     scales = {
         scale: full if scale == "paper" else dataclasses.replace(wanted, scale=scale)

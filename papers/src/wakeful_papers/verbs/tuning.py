@@ -50,7 +50,8 @@ def at_rates_of(plan: Plan, path: Path) -> Plan:
     """Return a plan with the best rate of each row in a file that `tuned` wrote.
 
     Raises:
-        WakefulError: the exhibit tunes no rates, or the file is no such file or lacks a row.
+        WakefulError: the exhibit tunes no rates, or the file is no such file, is of other rows, or
+            has a row without a rate at which training ended.
     """
     if plan.tuning is None:
         raise WakefulError(
@@ -58,14 +59,20 @@ def at_rates_of(plan: Plan, path: Path) -> Plan:
             "--tuned"
         )
     tried = read_record(dict[str, dict[str, float | None]], path)
+    rows = {_name(job): job for job in plan.tunes}
+    if tried.keys() != rows.keys():
+        raise WakefulError(
+            f"{path} is not of {plan.exhibit.name}: its rows are {', '.join(tried) or 'none'}, the "
+            f"exhibit's {', '.join(rows)}"
+        )
     multiples: dict[Job, float] = {}
-    for job in plan.tunes:
-        losses = {
-            rate: loss for rate, loss in tried.get(_name(job), {}).items() if loss is not None
-        }
-        if not losses:
-            raise WakefulError(f"{path} has no learning rate of {_name(job)}")
-        multiples[job] = float(min(losses, key=lambda rate: losses[rate])) / job.config.optimizer.lr
+    for name, losses in tried.items():
+        ended = {rate: loss for rate, loss in losses.items() if loss is not None}
+        try:
+            rate = float(min(ended, key=lambda each: ended[each]))
+        except ValueError:
+            raise WakefulError(f"{path} has no learning rate at which {name} was trained") from None
+        multiples[rows[name]] = rate / rows[name].config.optimizer.lr
     return _at_multiples(plan, multiples)
 
 
