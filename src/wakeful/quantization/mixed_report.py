@@ -213,7 +213,8 @@ def steps_to_narrower_types(mixed: MixedModel, source: str) -> list[NextStep]:
     saving = mixed.other_bytes // 2
     if mixed.stored_dtype != torch.float32 or saving < _NOTABLE_SHARE * mixed.bytes[MIXED]:
         return []
-    model, folder = source.rstrip("/"), str(free_folder(f"{source.rstrip('/')}-bfloat16"))
+    model = source.rstrip("/")
+    folder = str(free_folder(f"{model}-bfloat16"))
     text = (
         "embeddings and what else stays are stored in float32: in bfloat16 they take "
         f"{saving / 1e6:,.1f} MB less; quantize the folder that this writes"

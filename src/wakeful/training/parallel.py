@@ -197,8 +197,8 @@ def distribute(config: Config, decoder: Decoder, device: torch.device, world: Wo
 
 
 def allow_more_versions(num_modules: int) -> None:
-    """Raise Dynamo's limits, so that it compiles the same code anew for each of further modules:
-    the blocks of a model, or the models that a process trains one after another.
+    """Raise Dynamo's limits, so that it compiles shared code once more for each further module: the
+    blocks of a model, or the models that a process trains one after another.
 
     Modules share their code, but what it computes depends on the layer's number or on the variant.
     By default Dynamo stops after 8 compiled versions of a function, and what comes later would run

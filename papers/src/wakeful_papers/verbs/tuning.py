@@ -50,8 +50,8 @@ def at_rates_of(plan: Plan, path: Path) -> Plan:
     """Return a plan with the best rate of each row in a file that `tuned` wrote.
 
     Raises:
-        WakefulError: the exhibit tunes no rates, or the file is no such file, is of other rows, or
-            has a row without a rate at which training ended.
+        WakefulError: the exhibit tunes no learning rates, or the file is missing or invalid, has
+            other rows, or lacks a rate at which a row was trained.
     """
     if plan.tuning is None:
         raise WakefulError(
@@ -67,9 +67,8 @@ def at_rates_of(plan: Plan, path: Path) -> Plan:
         )
     multiples: dict[Job, float] = {}
     for name, losses in tried.items():
-        ended = {rate: loss for rate, loss in losses.items() if loss is not None}
         try:
-            rate = float(min(ended, key=lambda each: ended[each]))
+            rate = best_rate({float(key): loss for key, loss in losses.items() if loss is not None})
         except ValueError:
             raise WakefulError(f"{path} has no learning rate at which {name} was trained") from None
         multiples[rows[name]] = rate / rows[name].config.optimizer.lr
