@@ -222,19 +222,16 @@ def data_saving(at: At) -> float | None:
     """
     if (curves := at.both("train_loss")) is None:
         return None
-    ours, theirs = curves
-    ours_last, theirs_last = smoothed(ours[1])[-1], smoothed(theirs[1])[-1]
-    if ours_last <= theirs_last:
-        return _share_left(ours, theirs_last)
-    return -_share_left(theirs, ours_last)
+    ours, theirs = ((steps[_window(losses) - 1 :], smoothed(losses)) for steps, losses in curves)
+    if ours[1][-1] <= theirs[1][-1]:
+        return _share_left(ours, theirs[1][-1])
+    return -_share_left(theirs, ours[1][-1])
 
 
 def _share_left(curve: Curve, loss: float) -> float:
-    """Return the share of a curve's steps that are left when it first has a loss, smoothed, that it
-    has at last.
-    """
-    first = np.flatnonzero(smoothed(curve[1]) <= loss)[0]
-    return 1.0 - float(curve[0][first + _window(curve[1]) - 1]) / float(curve[0][-1])
+    """Return the share of a curve's steps that are left when it first has a loss."""
+    steps, losses = curve
+    return 1.0 - float(steps[np.flatnonzero(losses <= loss)[0]]) / float(steps[-1])
 
 
 def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()) -> float | None:

@@ -126,6 +126,11 @@ class Claim:
         """Whether its figure is an accuracy on tasks."""
         return "acc_" in self.figure
 
+    def at(self, scale: Scale) -> "Claim":
+        """Return the claim at a scale: without a published difference not to be expected there."""
+        expected = scale in (self.published_scales or SCALES)
+        return self if expected else dataclasses.replace(self, published=None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -235,9 +240,12 @@ class Exhibit(_Contents):
         return tuple(self.scales["paper"].get("tasks", ()))
 
     def claims_at(self, scale: Scale, tasks: Sequence[str]) -> tuple[Claim, ...]:
-        """Return the claims that are judged at a scale where models are asked these tasks."""
+        """Return the claims that are judged at a scale where models are asked these tasks.
+
+        Each has the published difference only where it can be expected.
+        """
         return tuple(
-            claim
+            claim.at(scale)
             for claim in self.claims
             if scale in (claim.scales or SCALES) and (bool(tasks) or not claim.of_tasks)
         )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from wakeful.estimates import format_estimate, interval_half_width, mean_and_error
 from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
-from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, SCALES, Claim, Exhibit, Premise, Scale
+from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, Claim, Exhibit, Premise, Scale
 from wakeful_papers.exhibits.outcomes import MARGINS, Claimed, Outcome, outcome_of
 
 Fate = Literal[Outcome, "not applicable", "not run"]
@@ -107,10 +107,7 @@ def verdicts(
                 basis = "loss in place of accuracy"
             if claim.row in stand_ins or group in stand_ins or pair.other[1] in stand_ins:
                 basis = "a stand-in's"
-            verdict = pair.verdict()
-            comparable = scale in (claim.published_scales or SCALES)
-            published = verdict.published if comparable else None
-            found.append(replace(verdict, basis=basis, published=published))
+            found.append(replace(pair.verdict(), basis=basis))
     return tuple(found)
 
 
