@@ -7,7 +7,7 @@ import pytest
 import wakeful
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
-from wakeful_papers.exhibits.judge import Judged, Verdict
+from wakeful_papers.exhibits.judge import JudgedExhibit, Verdict
 from wakeful_papers.exhibits.outcomes import Outcome
 
 
@@ -23,7 +23,7 @@ def written(folder: Path, name: str, paper: str, *outcomes: Outcome, says: str =
     run.make("reproduce", {"name": name, "scale": "tiny", "seeds": [0, 1, 2]})
     run.write_json(
         "summary.json",
-        Judged(
+        JudgedExhibit(
             exhibit=name, paper=paper, title="a table", claim="A cure <cures>.", scale="tiny",
             headline="tiny scale: 0.2M parameters",
             verdicts=tuple(verdict(outcome, says) for outcome in outcomes),
@@ -66,5 +66,5 @@ def test_what_is_unfinished_or_something_else_is_refused(tmp_path: Path) -> None
     found = wakeful.report(other, place)
     assert found.path == other  # a finished one, whose figures and summary these are
     assert found.summary["exhibit"] == "a/fig2"
-    assert len(found.found) == 1
+    assert len(found.exhibits) == 1
     assert "a-fig1 is unfinished" in found.page.read_text("utf-8")

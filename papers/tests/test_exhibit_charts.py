@@ -10,24 +10,24 @@ import vl_convert
 from exhibit_pages import reproduction
 from wakeful.reports.charts import Drawing, specification, standalone_spec
 from wakeful_papers.exhibits.derived import Results
-from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
-from wakeful_papers.exhibits.figures import SeenRow
-from wakeful_papers.reports.charts import Names, bars, over_groups, over_layers
+from wakeful_papers.exhibits.exhibit import exhibit_names, read_exhibit
+from wakeful_papers.exhibits.figures import Measurement
+from wakeful_papers.reports.charts import ChartData, bars, over_groups, over_layers
 
-PLACED = [name for name in exhibit_names() if "over_groups(" in str(exhibit(name).draw)]
+PLACED = [name for name in exhibit_names() if "over_groups(" in str(read_exhibit(name).draw)]
 
 
-def names(name: str, figure: str) -> Names:
+def names(name: str, figure: str) -> ChartData:
     """Return an exhibit whose rows reach 1, 2, ... in a figure, one more with the second seed."""
-    found = exhibit(name)
+    found = read_exhibit(name)
     places = {key: group.at for key, group in found.groups.items() if group.at is not None}
     seen = {
-        (group, row, seed): SeenRow({figure: 1.0 + n + seed}, {})
+        (group, row, seed): Measurement({figure: 1.0 + n + seed}, {})
         for group in found.groups or ("",)
         for n, row in enumerate(found.table.labels)
         for seed in (0, 1)
     }
-    return Names(found, Results(found.table.baseline, places, seen))
+    return ChartData(found, Results(found.table.baseline, places, seen))
 
 
 def words(chart: Drawing) -> list[str]:
@@ -38,7 +38,7 @@ def words(chart: Drawing) -> list[str]:
 
 @pytest.mark.parametrize("name", PLACED)
 def test_a_chart_over_groups_says_what_their_places_are(name: str) -> None:
-    for expression in exhibit(name).draw:
+    for expression in read_exhibit(name).draw:
         assert not expression.startswith("over_groups(") or ", axis='" in expression
 
 
@@ -61,13 +61,13 @@ def test_the_papers_own_figures_are_explained(tmp_path: Path) -> None:
     ("metric", "scale"), [("rank", "log"), ("rank@elsewhere", "log"), ("entropy", None)]
 )
 def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | None) -> None:
-    layers, found = np.arange(1.0, 4.0), exhibit("lazy/fig1-medium")
+    layers, found = np.arange(1.0, 4.0), read_exhibit("lazy/fig1-medium")
     curves = {0: np.array([1.0, 7.0, 30.0]), 1: np.array([1.2, 9.0, 40.0])}
     seen = {
-        ("", "reference", seed): SeenRow({}, {f"{metric}/paper/all": (layers, values)})
+        ("", "reference", seed): Measurement({}, {f"{metric}/paper/all": (layers, values)})
         for seed, values in curves.items()
     }
-    names = Names(found, Results("reference", {}, seen))
+    names = ChartData(found, Results("reference", {}, seen))
     ((_, chart),) = over_layers(names, metric=metric)
     drawn = specification(chart)
     assert drawn["layer"][1]["encoding"]["y"]["scale"].get("type") == scale

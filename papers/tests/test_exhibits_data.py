@@ -23,29 +23,29 @@ from wakeful.training.watching import DIAGNOSED_METRICS
 from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
 from wakeful_papers.exhibits.exhibit import (
-    ALIKE,
+    EQUAL_TRAINING,
     Claim,
     Heirs,
     Scale,
+    _add_equal_training_claims,
     _Spec,
-    _trained_alike,
-    exhibit,
     exhibit_names,
-    expanded,
+    expand_papers,
+    read_exhibit,
 )
-from wakeful_papers.exhibits.figures import answer_name
-from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
+from wakeful_papers.exhibits.figures import task_figure_name
+from wakeful_papers.exhibits.plan import Job, heirs_table, plan_exhibit
 from wakeful_papers.exhibits.size import H100, operations_of, parameters_of, run_size
 from wakeful_papers.exhibits.table import Column, PublishedTable, direction_of
-from wakeful_papers.exhibits.total import CARDS, total_of
+from wakeful_papers.exhibits.total import NUM_CARDS, total_cost
 from wakeful_papers.exhibits.tuning import Tuning
-from wakeful_papers.heirs import Setting, baseline_of, last
+from wakeful_papers.heirs import Setting, find_baseline, last
 from wakeful_papers.reports.charts import DRAWINGS
 
 SCALES = ("tiny", "small", "paper")
 TWO_CORES = 40e9
 """Operations a second that training reaches on two cores of a server, in float32, roughly."""
-RUNNABLE = [name for name in exhibit_names() if not exhibit(name).settings]
+RUNNABLE = [name for name in exhibit_names() if not read_exhibit(name).settings]
 PLAIN = {"loss", "perplexity", "excess_loss", "parameters", "cache_bytes", "tokens", "all_tokens",
          "steps_per_second", "step_milliseconds", "training_megabytes"}  # fmt: skip
 
@@ -64,21 +64,21 @@ def test_every_number_of_the_papers_is_listed() -> None:
 
 
 def test_a_size_of_an_exhibit_has_its_own_values_rows_and_claims() -> None:
-    medium, large, xl = (exhibit(f"lazy/fig5-{size}") for size in ("medium", "large", "xl"))
+    medium, large, xl = (read_exhibit(f"lazy/fig5-{size}") for size in ("medium", "large", "xl"))
     heirs = [each.table.cells["heir", "loss"] for each in (medium, large, xl)]
     assert heirs == [2.81, 2.8, 2.64]
     presets = [each.compare["preset"] for each in (medium, large, xl)]
     assert presets == ["gpt2-medium", "gpt2-large", "gpt2-xl"]
     assert medium.title.startswith("Figure 5: 16 of 24 layers")
-    assert exhibit("lazy/fig8-xl").title.endswith("GPT-2 xlarge")
+    assert read_exhibit("lazy/fig8-xl").title.endswith("GPT-2 xlarge")
     after = "loss_after(share=0.01)"
     assert [after in {claim.figure for claim in each.claims} for each in (medium, large, xl)] == [
         True, False, False,
     ]  # fmt: skip
     # A row that the paper has at some sizes alone; the size without a name is the file's.
-    assert "softmax1" in exhibit("activation/table2").table.labels
-    assert "softmax1" not in exhibit("activation/table2-1.4b").table.labels
-    assert not any("{size}" in exhibit(name).title for name in exhibit_names())
+    assert "softmax1" in read_exhibit("activation/table2").table.labels
+    assert "softmax1" not in read_exhibit("activation/table2-1.4b").table.labels
+    assert not any("{size}" in read_exhibit(name).title for name in exhibit_names())
 
 
 def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
@@ -89,13 +89,13 @@ def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
-    found = exhibit(name)
+    found = read_exhibit(name)
     measured, every = set(), set()
     for scale in SCALES:
-        plan = plan_of(found, scale)
+        plan = plan_exhibit(found, scale)
         groups, rows = {job.group for job in plan.jobs}, {job.row for job in plan.jobs}
         arms = {arm for each in plan.heirs.values() for arm in each.baseline}
-        rows |= {ALIKE["reference"] if arm == "reference" else arm for arm in arms}
+        rows |= {EQUAL_TRAINING["reference"] if arm == "reference" else arm for arm in arms}
         rows |= set(plan.existing)
         assert rows
         here = {key for key, each in found.groups.items() if scale in (each.scales or SCALES)}
@@ -135,7 +135,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         measured |= {f"loss_{domain.name}" for domain in domains}
         asked = (task.partition("@") for task in (*plan.tasks, "average"))
         measured |= {
-            answer_name(task, metric, int(shots or 0))
+            task_figure_name(task, metric, int(shots or 0))
             for task, _, shots in asked
             for metric in ("acc", "acc_norm")
         }
@@ -155,7 +155,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_an_exhibit_runs_without_a_network(name: str, scale: Scale) -> None:
     """At tiny and small: no text, tokenizer, task or model of the hub."""
-    plan = plan_of(exhibit(name), scale)
+    plan = plan_exhibit(read_exhibit(name), scale)
     assert plan.tasks == ()
     for config in (plan.config, *(job.config for job in plan.jobs)):
         sources = [part.source for part in mixture_of(config.data.source) or ()]
@@ -170,26 +170,30 @@ def test_an_exhibit_runs_without_a_network(name: str, scale: Scale) -> None:
 
 
 def test_an_exhibit_of_tasks_is_judged_by_loss_where_they_are_not_asked() -> None:
-    found = exhibit("value-residual/table1")
-    plain, asked = (plan_of(found, "tiny", tasks=tasks) for tasks in (False, True))
+    found = read_exhibit("value-residual/table1")
+    plain, asked = (plan_exhibit(found, "tiny", tasks=tasks) for tasks in (False, True))
     assert asked.tasks == found.tasks
     assert len(asked.tasks) == 6
     assert {claim.figure for claim in found.claims_at("tiny", plain.tasks)} == {"loss"}
     figures = {claim.figure for claim in found.claims_at("tiny", asked.tasks)}
     assert figures == {"loss", "acc_average"}
     assert {claim.figure for claim in found.claims_at("paper", asked.tasks)} == {"acc_average"}
-    assert plain.stand_ins == (f"validation loss in place of accuracy on {', '.join(found.tasks)}",)
-    assert asked.stand_ins == ()
+    assert plain.stand_in_notes == (
+        f"validation loss in place of accuracy on {', '.join(found.tasks)}",
+    )
+    assert asked.stand_in_notes == ()
 
 
 def test_a_heading_names_the_paper_once() -> None:
-    assert exhibit("activation/table2").heading.count("From Attention to Activation") == 1
-    assert exhibit("value-residual/fig6").heading.startswith("Value Residual Learning: Figure 6")
-    assert exhibit("own/combination").heading == exhibit("own/combination").title
+    assert read_exhibit("activation/table2").heading.count("From Attention to Activation") == 1
+    assert read_exhibit("value-residual/fig6").heading.startswith(
+        "Value Residual Learning: Figure 6"
+    )
+    assert read_exhibit("own/combination").heading == read_exhibit("own/combination").title
 
 
 def test_the_paper_scale_is_the_papers() -> None:
-    plan = plan_of(exhibit("value-residual/fig5-lengths"), "paper")
+    plan = plan_exhibit(read_exhibit("value-residual/fig5-lengths"), "paper")
     for job in plan.jobs:
         train = job.config.train
         assert train.length * train.batch_size == pytest.approx(2**21, rel=0.03)
@@ -198,7 +202,7 @@ def test_the_paper_scale_is_the_papers() -> None:
         mixture = mixture_of(job.config.data.source) or ()
         assert [each.share for each in mixture] == [0.5, 0.2, 0.1, 0.05, 0.05, 0.05, 0.05]
     assert plan.jobs[-1].config.train.length == 64_000
-    sizes = plan_of(exhibit("value-residual/table5"), "paper")
+    sizes = plan_exhibit(read_exhibit("value-residual/table5"), "paper")
     millions = {
         job.group: round(run_size(job.config).parameters / 1e6)
         for job in sizes.jobs
@@ -207,9 +211,11 @@ def test_the_paper_scale_is_the_papers() -> None:
     assert millions == {"m82": 82, "m180": 180, "m468": 468}
     # The tokenizer of the paper's scale gives the vocabulary that its preset has.
     for exhibit_name, count in {"table2": 64, "table2-130m": 124, "table2-350m": 354}.items():
-        plan = plan_of(exhibit(f"activation/{exhibit_name}"), "paper")
+        plan = plan_exhibit(read_exhibit(f"activation/{exhibit_name}"), "paper")
         assert {round(run_size(job.config).parameters / 1e6) for job in plan.jobs} == {count}
-    rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "paper").jobs}
+    rows = {
+        job.row: job.config for job in plan_exhibit(read_exhibit("activation/table5"), "paper").jobs
+    }
     assert (rows["vanilla"].model.norm, rows["vanilla"].model.bias) == ("layernorm", True)
     assert rows["sgd"].train.steps == 8 * rows["vanilla"].train.steps == 320_000
 
@@ -221,14 +227,14 @@ def test_all_models_of_from_attention_to_activation_have_its_norm_and_no_biases(
     """Section 5; Table 5 alone varies them."""
     for name in RUNNABLE:
         if name.startswith("activation/") and name != "activation/table5":
-            for job in plan_of(exhibit(name), scale).jobs:
+            for job in plan_exhibit(read_exhibit(name), scale).jobs:
                 model = job.config.model
                 assert (model.norm, model.bias) == ("rmsnorm_single", False), name
 
 
 def test_from_attention_to_activation_trains_what_the_paper_trained() -> None:
     def jobs(name: str) -> list[Job]:
-        return list(plan_of(exhibit(f"activation/{name}"), "paper").jobs)
+        return list(plan_exhibit(read_exhibit(f"activation/{name}"), "paper").jobs)
 
     for job in jobs("fig3"):  # section 3: 130M where nothing else is said
         assert (job.config.model.num_layers, job.config.model.width) == (12, 768)
@@ -236,7 +242,8 @@ def test_from_attention_to_activation_trains_what_the_paper_trained() -> None:
         assert (job.config.train.batch_size, job.config.train.length) == (512, 1024)
     for ours in ("tiny", "small", "paper"):  # the runs of Table 3 are some of Table 2's
         plans = [
-            plan_of(exhibit(f"activation/{name}-llama"), ours) for name in ("table3", "table2")
+            plan_exhibit(read_exhibit(f"activation/{name}-llama"), ours)
+            for name in ("table3", "table2")
         ]
         few, all_ = ({job.row: job.folder for job in plan.jobs} for plan in plans)
         assert few == {row: all_[row] for row in ("vanilla", "softmax1-orthoadam")}
@@ -245,7 +252,7 @@ def test_from_attention_to_activation_trains_what_the_paper_trained() -> None:
 def test_published_differences_are_those_of_the_published_figures() -> None:
     compared = 0
     for name in exhibit_names():
-        found = exhibit(name)
+        found = read_exhibit(name)
         cells = found.table.cells
         for claim in found.claims:
             ours = cells.get((claim.row, claim.figure))
@@ -261,11 +268,11 @@ def test_published_differences_are_those_of_the_published_figures() -> None:
 
 
 def test_an_exhibit_may_claim_its_tables_directions_and_more() -> None:
-    claims = exhibit("activation/table2").claims
+    claims = read_exhibit("activation/table2").claims
     assert {claim.than for claim in claims} == {"", "softmax1", "orthoadam"}
     assert sum(not claim.than for claim in claims) == 18
     rows = {(claim.row, claim.figure): claim.direction
-            for claim in exhibit("activation/table5").claims if not claim.than}  # fmt: skip
+            for claim in read_exhibit("activation/table5").claims if not claim.than}  # fmt: skip
     # "perplexity reduces and increases by 1.3 and 0.5" (section 5.3)
     assert rows["rotary", "perplexity"] == "lower"
     assert rows["no-positions", "perplexity"] == "higher"
@@ -278,7 +285,7 @@ def test_an_exhibit_may_claim_its_tables_directions_and_more() -> None:
      "activation/table5", "own/arena", "own/combination", "active-dormant/backcopy-deep"],
 )  # fmt: skip
 def test_a_size_is_that_of_the_model_which_is_not_made(name: str) -> None:
-    for model in {job.config.model for job in plan_of(exhibit(name), "tiny").jobs}:
+    for model in {job.config.model for job in plan_exhibit(read_exhibit(name), "tiny").jobs}:
         with torch.device("meta"):
             made = Decoder(model).num_parameters()["total"]
         assert parameters_of(model) == made, model
@@ -301,43 +308,45 @@ def test_a_token_costs_what_multiplies_and_attention() -> None:
     naive -= 2 * 3 * 2 * 2 * (keys - keys_near) * 8
     assert operations_of(near, 40) == pytest.approx(naive, abs=within)
     # At 64,000 tokens attention is most of it.
-    lengths = plan_of(exhibit("value-residual/fig5-lengths"), "paper").jobs
+    lengths = plan_exhibit(read_exhibit("value-residual/fig5-lengths"), "paper").jobs
     costs = {job.group: run_size(job.config).operations for job in lengths}
     assert costs["l64000"] > 4 * costs["l512"]
 
 
 def test_eight_cards_are_as_fast_as_the_longest_run_allows() -> None:
-    one = total_of([plan_of(exhibit("value-residual/fig3"), "paper")])
+    one = total_cost([plan_exhibit(read_exhibit("value-residual/fig3"), "paper")])
     assert one.runs == 1
-    assert one.on_eight == one.operations  # a run takes one card
-    seeds = total_of([plan_of(exhibit("value-residual/fig3"), "paper", seeds=range(CARDS + 1))])
-    assert seeds.on_eight == pytest.approx(2 * one.operations)
-    sizes = plan_of(exhibit("value-residual/table5"), "paper")
-    costs = sorted(piece.operations for piece in sizes.pieces.values())
-    assert total_of([sizes]).on_eight == costs[-1]  # six runs of three sizes
+    assert one.busiest_card == one.operations  # a run takes one card
+    seeds = total_cost(
+        [plan_exhibit(read_exhibit("value-residual/fig3"), "paper", seeds=range(NUM_CARDS + 1))]
+    )
+    assert seeds.busiest_card == pytest.approx(2 * one.operations)
+    sizes = plan_exhibit(read_exhibit("value-residual/table5"), "paper")
+    costs = sorted(piece.operations for piece in sizes.costs_by_folder.values())
+    assert total_cost([sizes]).busiest_card == costs[-1]  # six runs of three sizes
     # Heirs begin when all rows are trained, and those of one reference take one card.
-    plan = plan_of(exhibit("lazy/fig5-medium"), "paper")
-    rows = [piece.operations for piece in plan.pieces.values() if piece.stage == "rows"]
+    plan = plan_exhibit(read_exhibit("lazy/fig5-medium"), "paper")
+    rows = [piece.operations for piece in plan.costs_by_folder.values() if piece.stage == "rows"]
     assert len(rows) == 2  # the reference, and random for its steps and its heir's
-    whole = total_of([plan])
-    assert whole.on_eight == pytest.approx(whole.operations - min(rows))
+    whole = total_cost([plan])
+    assert whole.busiest_card == pytest.approx(whole.operations - min(rows))
     # The rows of several exhibits are trained side by side, then the heirs.
-    both = total_of([sizes, plan])
-    heirs = [piece.operations for piece in plan.pieces.values() if piece.stage == "heirs"]
-    assert both.on_eight == pytest.approx(max(costs[-1], *rows) + sum(heirs))
-    assert total_of([plan, plan]).on_eight == pytest.approx(whole.on_eight)
-    assert total_of([plan]).operations / H100 > 3600
+    both = total_cost([sizes, plan])
+    heirs = [piece.operations for piece in plan.costs_by_folder.values() if piece.stage == "heirs"]
+    assert both.busiest_card == pytest.approx(max(costs[-1], *rows) + sum(heirs))
+    assert total_cost([plan, plan]).busiest_card == pytest.approx(whole.busiest_card)
+    assert total_cost([plan]).operations / H100 > 3600
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_an_exhibit_at_the_papers_scale_fits_on_one_h100(name: str) -> None:
-    plan = plan_of(exhibit(name), "paper")
+    plan = plan_exhibit(read_exhibit(name), "paper")
     assert plan.memory < 80e9
     assert plan.memory_of(0) <= plan.memory_of(1) <= plan.memory_of(2) <= 2 * plan.memory
 
 
 def test_heirs_train_what_when_attention_collapses_trains() -> None:
-    plan = plan_of(exhibit("lazy/table3-medium"), "paper")
+    plan = plan_exhibit(read_exhibit("lazy/table3-medium"), "paper")
     left = [job for job in plan.jobs if plan.heirs_of(job)]
     depths = {job.group: heirs_table(plan, job, 0)["layers"] for job in left}
     assert depths == {"layers12": 12, "layers14": 14, "layers16": 16}
@@ -347,12 +356,12 @@ def test_heirs_train_what_when_attention_collapses_trains() -> None:
     # steps and twice for twice as many: as the paper has it, and beside what an heir has had.
     train = job.config.train
     own = operations_of(job.config.model, 1024) * train.steps * train.batch_size * 1024
-    assert total_of([plan]).operations == pytest.approx(
+    assert total_cost([plan]).operations == pytest.approx(
         own * (1 + (0.5 + 1) + (0.5833 + 1) + (0.6667 + 1) + 0.6667 * (1 + 2 + 2)), rel=0.03
     )
     tokens = {}
     for name in ("lazy/table6", "lazy/table9"):
-        plan = plan_of(exhibit(name), "paper")
+        plan = plan_exhibit(read_exhibit(name), "paper")
         for job in filter(plan.heirs_of, plan.jobs):
             table = heirs_table(plan, job, 0)
             train = table["train"]
@@ -365,7 +374,7 @@ def test_heirs_train_what_when_attention_collapses_trains() -> None:
 def test_no_arm_is_all_warmup() -> None:
     for scale in ("tiny", "small", "paper"):
         for name in ("lazy/fig3-medium", "lazy/growth", "lazy/fig22"):
-            plan = plan_of(exhibit(name), scale)
+            plan = plan_exhibit(read_exhibit(name), scale)
             for job in filter(plan.heirs_of, plan.jobs):
                 table = heirs_table(plan, job, 0)
                 warmup, steps = table["optimizer"]["warmup_steps"], table["train"]["steps"]
@@ -401,20 +410,20 @@ random is how its figures are to be read. What blocks alone give is judged betwe
 
 @cache
 def has_the_references_embeddings(arm: str) -> bool:
-    if arm in ("heir", "reference", ALIKE["reference"]):
+    if arm in ("heir", "reference", EQUAL_TRAINING["reference"]):
         return True
-    if arm == ALIKE["random"]:
+    if arm == EQUAL_TRAINING["random"]:
         return False
     reference = tiny_decoder()
     setting = Setting(reference, first(2, of=4), seed=5, lazy=last(2, of=4))
-    ours = baseline_of(arm).start(setting).embed.weight
+    ours = find_baseline(arm).start(setting).embed.weight
     return torch.equal(ours, reference.embed.weight[:, : ours.shape[1]])
 
 
 def test_blocks_are_compared_between_the_same_embeddings_and_head() -> None:
     found = set()
     for name in exhibit_names():
-        shown = exhibit(name)
+        shown = read_exhibit(name)
         if shown.inherit is None:
             continue
         for claim in shown.claims:
@@ -430,7 +439,7 @@ def test_blocks_are_compared_between_the_same_embeddings_and_head() -> None:
 def test_the_whole_lazy_heir_is_judged_beside_plain_random(name: str) -> None:
     """As the public code of When Attention Collapses copies it: blocks, head and embeddings."""
     lazy = "lazy" if name == "fig3-medium" else "last"
-    claims = exhibit(f"lazy/{name}").claims
+    claims = read_exhibit(f"lazy/{name}").claims
     pairs = {(claim.row, claim.than): claim for claim in claims}
     for than in ("random", "embeddings"):
         found = pairs[lazy, than]
@@ -438,7 +447,10 @@ def test_the_whole_lazy_heir_is_judged_beside_plain_random(name: str) -> None:
         assert found.premise is not None
         assert found.premise.figure == "lazy_layers"
     for scale in SCALES:
-        arms = [plan_of(exhibit(f"lazy/{each}"), scale).heirs[""] for each in ("fig2", "table4")]
+        arms = [
+            plan_exhibit(read_exhibit(f"lazy/{each}"), scale).heirs[""]
+            for each in ("fig2", "table4")
+        ]
         assert arms[0] == arms[1]  # which they share
 
 
@@ -446,11 +458,11 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
     """As the paper does, after equal steps of its own, and below its scale trained alike too."""
     judged = 0
     for name in RUNNABLE:
-        found = exhibit(name)
+        found = read_exhibit(name)
         if found.inherit is None:
             continue
         for scale in SCALES:
-            plan = plan_of(found, scale)
+            plan = plan_exhibit(found, scale)
             beside = {
                 claim.than or found.table.baseline
                 for claim in found.claims_at(scale, plan.tasks)
@@ -458,11 +470,11 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
                 and not claim.than_group and claim.than_value is None
                 and not claim.figure.endswith("tokens")
             }  # fmt: skip
-            for theirs, alike in ALIKE.items():
+            for theirs, alike in EQUAL_TRAINING.items():
                 assert alike not in beside or theirs in beside, name
-            judged += len(beside & set(ALIKE.values()))
+            judged += len(beside & set(EQUAL_TRAINING.values()))
             for job in plan.jobs:
-                if job.row != ALIKE["random"]:
+                if job.row != EQUAL_TRAINING["random"]:
                     continue
                 (reference,) = (
                     each for each in plan.jobs
@@ -474,7 +486,7 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
                 assert job.config.model.num_layers == table["layers"]
                 assert plan.heirs_of(job) is None
     assert judged > 40
-    fig5 = {claim.says: claim for claim in exhibit("lazy/fig5-medium").claims}
+    fig5 = {claim.says: claim for claim in read_exhibit("lazy/fig5-medium").claims}
     assert fig5["the heir is below random"].scales == ()
     alike = fig5["the heir is below random, trained for the steps of both"]
     assert (alike.than, alike.published, alike.direction) == ("random_total", None, "lower")
@@ -483,8 +495,8 @@ def test_an_heir_is_judged_beside_as_much_training() -> None:
     fast = [says for says in fig5 if says.startswith("the heir converges as fast as its reference")]
     assert fast == ["the heir converges as fast as its reference"]  # of equal starts alone
     # Nobody knows the steps of a published reference.
-    assert ALIKE["reference"] not in {
-        claim.than for claim in exhibit("lazy/table6").claims_at("paper", ("mmlu@5",))
+    assert EQUAL_TRAINING["reference"] not in {
+        claim.than for claim in read_exhibit("lazy/table6").claims_at("paper", ("mmlu@5",))
     }
 
 
@@ -492,23 +504,23 @@ def test_a_claim_of_heirs_of_a_published_model_alone_is_judged_where_that_is() -
     claim = Claim(says="the heir is below", row="heir", direction="lower", scales=("paper",))
     spec = _Spec(title="t", claim="c", baseline="reference", inherit=Heirs(), claims=(claim,))
     scales = {"tiny": {}, "small": {}, "paper": {"references": {"all": {}}}}
-    assert [*_trained_alike(spec, scales)] == [claim]
+    assert [*_add_equal_training_claims(spec, scales)] == [claim]
 
 
 def test_an_arm_is_evaluated_as_often_as_its_reference_or_ten_times() -> None:
     """After 1,000 of 100,000 steps the losses of figure 5 are known."""
     often = {}
     for scale in SCALES:
-        plan = plan_of(exhibit("lazy/fig5-medium"), scale)
+        plan = plan_exhibit(read_exhibit("lazy/fig5-medium"), scale)
         train = heirs_table(plan, plan.jobs[0], 0)["train"]
         often[scale] = (train["steps"], train["eval_every"])
     assert often == {"tiny": (100, 10), "small": (1000, 100), "paper": (100_000, 1000)}
 
 
 def test_a_model_of_the_papers_own_scale_is_left_out_at_the_others() -> None:
-    found = exhibit("lazy/table9")
+    found = read_exhibit("lazy/table9")
     for scale in SCALES:
-        plan = plan_of(found, scale, tasks=True)
+        plan = plan_exhibit(found, scale, tasks=True)
         there = "other-many" in {job.group for job in plan.jobs}
         assert there == (scale == "paper")
         claims = found.claims_at(scale, plan.tasks)
@@ -520,37 +532,39 @@ def test_the_start_token_stands_in_every_window_where_the_paper_has_it() -> None
     assert not config_from_table(read_table("value-residual-82m")).data.bos
     for name, rows in {"fig10": 2, "fig19": 4}.items():
         for scale in SCALES:
-            jobs = plan_of(exhibit(f"value-residual/{name}"), scale).jobs
+            jobs = plan_exhibit(read_exhibit(f"value-residual/{name}"), scale).jobs
             assert [job.config.data.bos for job in jobs] == [True] * rows
 
 
 def test_the_paper_scale_looks_at_as_many_windows_as_the_papers_do() -> None:
-    shown = exhibit("value-residual/fig10")
-    assert [plan_of(shown, scale).exhibit.looks for scale in SCALES] == [8, 8, 1000]
-    looks = {name: plan_of(exhibit(name), "paper").exhibit.looks for name in RUNNABLE}
-    assert all(type(each) is int and each >= exhibit(name).looks for name, each in looks.items())
+    shown = read_exhibit("value-residual/fig10")
+    assert [plan_exhibit(shown, scale).exhibit.looks for scale in SCALES] == [8, 8, 1000]
+    looks = {name: plan_exhibit(read_exhibit(name), "paper").exhibit.looks for name in RUNNABLE}
+    assert all(
+        type(each) is int and each >= read_exhibit(name).looks for name, each in looks.items()
+    )
     # Sections 3.2 and 4.5 and appendix A.2 of Value Residual Learning.
     sampled = {f"value-residual/fig{number}" for number in (1, 3, 10, 11, 12, 19, 20)}
     assert {name for name in looks if name.startswith("value-residual/")
             and looks[name] == 1000} == sampled  # fmt: skip
-    plan = plan_of(exhibit("activation/table1"), "paper")
-    assert plan.stretch == 256 * LENGTH
-    assert {piece.tokens for piece in plan.pieces.values() if piece.stage == "reading"} == {
-        plan.stretch
-    }
+    plan = plan_exhibit(read_exhibit("activation/table1"), "paper")
+    assert plan.tokens_per_seed == 256 * LENGTH
+    assert {
+        piece.tokens for piece in plan.costs_by_folder.values() if piece.stage == "reading"
+    } == {plan.tokens_per_seed}
     for name in RUNNABLE:
         if name.startswith("activation/"):
-            for job in plan_of(exhibit(name), "paper").jobs:
+            for job in plan_exhibit(read_exhibit(name), "paper").jobs:
                 train = job.config.train
                 windows = (train.diagnose.num_sequences, train.quantize.num_sequences)
                 assert windows == (256, 2048), name
 
 
 def test_growth_is_counted_with_all_the_rounds_that_it_may_take() -> None:
-    plan = plan_of(exhibit("lazy/fig4"), "tiny", seeds=[0])
+    plan = plan_exhibit(read_exhibit("lazy/fig4"), "tiny", seeds=[0])
     (job,) = plan.jobs
-    (name,) = (name for name in plan.pieces if "heirs" in name)
-    heirs, reference = plan.pieces[name], plan.pieces[f"{job.folder}/seed-0"]
+    (name,) = (name for name in plan.costs_by_folder if "heirs" in name)
+    heirs, reference = plan.costs_by_folder[name], plan.costs_by_folder[f"{job.folder}/seed-0"]
     # Six of twelve layers and one more a round; then random once and for twice the steps, at_once
     # for all seven rounds, and the reference trained on.
     assert heirs.runs == 7 + 4
@@ -559,9 +573,13 @@ def test_growth_is_counted_with_all_the_rounds_that_it_may_take() -> None:
 
 
 def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
-    rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "tiny").jobs}
+    rows = {
+        job.row: job.config for job in plan_exhibit(read_exhibit("activation/table5"), "tiny").jobs
+    }
     assert (rows["vanilla"].train.steps, rows["sgd"].train.steps) == (100, 800)
-    plan = plan_of(exhibit("value-residual/fig14"), "tiny", changes={"train.steps": 7}, seeds=[4])
+    plan = plan_exhibit(
+        read_exhibit("value-residual/fig14"), "tiny", changes={"train.steps": 7}, seeds=[4]
+    )
     assert plan.seeds == (4,)
     assert {job.config.train.length for job in plan.jobs} == {16, 64, 256, 1000, 2000}
     assert {job.config.train.steps for job in plan.jobs} == {7}
@@ -569,34 +587,36 @@ def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
 
 
 def test_what_exhibits_share_is_counted_once() -> None:
-    alone = plan_of(exhibit("value-residual/fig12"), "tiny")
-    other = plan_of(exhibit("value-residual/fig20"), "tiny")  # of the same runs and no others
-    one, both = total_of([alone]), total_of([alone, other])
+    alone = plan_exhibit(read_exhibit("value-residual/fig12"), "tiny")
+    other = plan_exhibit(
+        read_exhibit("value-residual/fig20"), "tiny"
+    )  # of the same runs and no others
+    one, both = total_cost([alone]), total_cost([alone, other])
     assert (one.runs, one.tokens) == (6, 6 * 120 * 32 * 64)
     one_token = [run_size(job.config).operations for job in alone.jobs]
     assert one.operations == pytest.approx(one.tokens * sum(one_token) / len(one_token))
     assert both == one
     first = f"{alone.jobs[0].folder}/seed-0"
-    left = total_of([alone], lambda name: name == first)
+    left = total_cost([alone], lambda name: name == first)
     assert (left.runs, left.tokens) == (5, 5 * 120 * 32 * 64)
     # Heirs of one reference: it is counted once, and each of its heirs and their rivals.
-    heirs = plan_of(exhibit("lazy/table3-medium"), "tiny")
+    heirs = plan_exhibit(read_exhibit("lazy/table3-medium"), "tiny")
     # Beside each heir its reference trained on, beside the last random for all the steps.
-    assert total_of([heirs]).runs == 3 * (1 + 3 + 2 + 3 + 1)
-    looks = total_of([plan_of(exhibit("lazy/fig9"), "tiny")])
+    assert total_cost([heirs]).runs == 3 * (1 + 3 + 2 + 3 + 1)
+    looks = total_cost([plan_exhibit(read_exhibit("lazy/fig9"), "tiny")])
     assert (looks.runs, looks.disk) == (3, 0)
     large = max((alone, heirs), key=lambda plan: plan.memory)
-    assert total_of([alone, heirs]).memory == large.memory
+    assert total_cost([alone, heirs]).memory == large.memory
 
 
 def test_all_exhibits_at_the_tiny_scale_take_less_than_two_and_a_half_hours_on_two_cores() -> None:
     """Attention is counted, of sequences of up to 2,000 tokens."""
-    total = total_of(plan_of(exhibit(name), "tiny") for name in RUNNABLE)
+    total = total_cost(plan_exhibit(read_exhibit(name), "tiny") for name in RUNNABLE)
     assert total.operations / TWO_CORES < 2.5 * 3600
 
 
 def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
-    job = plan_of(exhibit("active-dormant/backcopy"), "small").jobs[0]
+    job = plan_exhibit(read_exhibit("active-dormant/backcopy"), "small").jobs[0]
     data = load_data(job.config.data)
     model = dataclasses.replace(job.config.model, vocab_size=data.vocab_size)
     assert run_size(job.config).parameters == parameters_of(model)
@@ -604,7 +624,7 @@ def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
 
 def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
     with pytest.raises(WakefulError, match="did you mean 'value-residual/fig6'"):
-        exhibit("value-residual/figure6")
+        read_exhibit("value-residual/figure6")
     # Of a number with suffixes these, not what is only spelled alike.
     for written, meant in {
         "value-residual/fig5": ("fig5-lengths", "fig5-sizes"),
@@ -613,7 +633,7 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
     }.items():
         *most, final = (f"'{written.partition('/')[0]}/{name}'" for name in meant)
         with pytest.raises(WakefulError, match=f"mean {', '.join(most)} or {final}\\?"):
-            exhibit(written)
+            read_exhibit(written)
     # Without its paper it is that of every paper.
     for written, meant in {
         "fig6": ("lazy/fig6-large", "lazy/fig6-medium", "value-residual/fig6"),
@@ -626,25 +646,25 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
         *most, final = map(repr, meant)
         told = f"mean {', '.join(most)}{' or ' if most else ''}{final}\\?"
         with pytest.raises(WakefulError, match=told):
-            exhibit(written)
+            read_exhibit(written)
     with pytest.raises(WakefulError, match="no exhibit 'nothing'; wakeful reproduce lists them"):
-        exhibit("nothing")
+        read_exhibit("nothing")
     with pytest.raises(WakefulError, match="lists settings and has nothing to measure"):
-        plan_of(exhibit("value-residual/table4"), "tiny")
+        plan_exhibit(read_exhibit("value-residual/table4"), "tiny")
     with pytest.raises(WakefulError, match=r"layersx"):
         check_figure("layersx(metric='rank')")
 
 
 def test_the_headline_has_at_most_sixty_five_claims_and_says_how_its_rates_are_chosen() -> None:
     names = [name for name in exhibit_names() if name.startswith("headline/")]
-    assert expanded(["headline"]) == tuple(names)
-    assert expanded(["lazy/fig1-xl", "headline"]) == ("lazy/fig1-xl", *names)
-    assert expanded(["fig6"]) == ("fig6",)
-    plans = {name: plan_of(exhibit(name), "small") for name in names}
+    assert expand_papers(["headline"]) == tuple(names)
+    assert expand_papers(["lazy/fig1-xl", "headline"]) == ("lazy/fig1-xl", *names)
+    assert expand_papers(["fig6"]) == ("fig6",)
+    plans = {name: plan_exhibit(read_exhibit(name), "small") for name in names}
     claims = sum(len(plan.exhibit.claims_at("small", plan.tasks)) for plan in plans.values())
     assert 30 <= claims <= 65
     # At the paper's scale Table 2's own runs, and nothing to train beside them.
-    outliers = {name: plan_of(exhibit(name), "paper") for name in
+    outliers = {name: plan_exhibit(read_exhibit(name), "paper") for name in
                 ("headline/outliers", "activation/table2-130m")}  # fmt: skip
     few, whole = ({job.folder for job in plan.jobs} for plan in outliers.values())
     assert len(few) == 3
@@ -657,8 +677,8 @@ def test_the_headline_has_at_most_sixty_five_claims_and_says_how_its_rates_are_c
     assert rules.pop("headline/outliers") is None  # its rate is what grows the outliers
     assert set(rules.values()) == {Tuning()}
     assert Tuning().seed not in {seed for plan in plans.values() for seed in plan.seeds}
-    assert {job.row for job in plans["headline/heirs"].tunes} == {"reference"}
-    assert plan_of(exhibit("headline/values"), "paper").tuning is None
+    assert {job.row for job in plans["headline/heirs"].tuned_jobs} == {"reference"}
+    assert plan_exhibit(read_exhibit("headline/values"), "paper").tuning is None
 
 
 def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
@@ -675,5 +695,5 @@ def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
 
 
 def test_a_table_with_cells_has_its_baselines_row() -> None:
-    tables = [exhibit(name).table for name in exhibit_names()]
+    tables = [read_exhibit(name).table for name in exhibit_names()]
     assert [each.title for each in tables if each.cells and each.baseline not in each.labels] == []

@@ -20,7 +20,7 @@ from wakeful.runs.run import Run
 from wakeful.training.compared import read_run
 from wakeful.training.loop import train_run
 from wakeful.training.tables import training_rows
-from wakeful_papers.exhibits.figures import seen_of_arm, seen_of_run, train_curve
+from wakeful_papers.exhibits.figures import measure_arm, measure_run, train_curve
 
 __all__ = ["reference", "reference_model", "text", "trained"]
 
@@ -30,7 +30,7 @@ def test_a_mixtures_loss_is_seen_by_domain(tmp_path: Path, monkeypatch: pytest.M
     run = read_run(train_run(mixture(tmp_path), tmp_path / "run").path, "r")
     domains = run.summary.validation.domains
     assert domains is not None
-    figures = seen_of_run(run).figures
+    figures = measure_run(run).figures
     assert figures["loss_words"] == domains["words"]
     assert figures["loss"] == run.summary.validation.loss
 
@@ -55,5 +55,5 @@ def test_an_arm_is_seen_with_the_tokens_of_earlier_rounds() -> None:
         loss=3.0, standard_error=0.1, start_loss=4.0, minus_heir=0.0, minus_heir_error=None,
         minus_reference=0.0, minus_reference_error=0.1, parity=False, curve=(),
     )  # fmt: skip
-    figures = seen_of_arm(arm, (np.zeros(0), np.zeros(0))).figures
+    figures = measure_arm(arm, (np.zeros(0), np.zeros(0))).figures
     assert (figures["tokens"], figures["all_tokens"]) == (10, 30)

@@ -15,9 +15,9 @@ from wakeful.reports.html import write_page
 from wakeful.training.compared import TrainedRun, read_comparison, read_run
 from wakeful.training.layouts import layout_of
 from wakeful.training.report import comparison_report
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.filled import Filled, FilledCell, filled
-from wakeful_papers.exhibits.run_figures import figure_of
+from wakeful_papers.exhibits.exhibit import read_exhibit
+from wakeful_papers.exhibits.filled import FilledCell, FilledTable, fill_table
+from wakeful_papers.exhibits.run_figures import run_figure
 from wakeful_papers.exhibits.table import Column, PublishedTable
 from wakeful_papers.reports import layout
 from wakeful_papers.reports.layout import TableLayout
@@ -52,7 +52,7 @@ def changed(folder: Path, **fields: Any) -> TrainedRun:
         (run / "summary.json").write_text(before)
 
 
-def cell_of(table: Filled, variant: str, name: str) -> FilledCell:
+def cell_of(table: FilledTable, variant: str, name: str) -> FilledCell:
     row = next(row for row in table.rows if row.variant == variant)
     return row.cells[[column.figure for column in table.published.columns].index(name)]
 
@@ -64,18 +64,18 @@ def test_a_cell_is_a_mean_over_seeds_beside_the_printed_one(tmp_path: Path) -> N
         for seed in SEEDS:
             diagnosis[variant, seed] = {"kurtosis_first": base[seed] + shift + wobble[seed]}
     folder = measured(tmp_path / "c", ["activation/table2"], diagnosis)
-    table = filled(read_comparison(folder), exhibit("activation/table2").table)
+    table = fill_table(read_comparison(folder), read_exhibit("activation/table2").table)
 
     cell = cell_of(table, "softmax1", "kurtosis_first")
     assert cell.value == pytest.approx((6.0, np.std([5.0, 6.1, 6.9], ddof=1) / math.sqrt(3)))
     # Seeds differ by 1, pairs by 0.1: the pairing is what tells them apart.
-    assert (cell.printed, cell.separated) == (105.6, True)
-    assert not cell_of(table, "orthoadam", "kurtosis_first").separated
+    assert (cell.printed, cell.is_significant) == (105.6, True)
+    assert not cell_of(table, "orthoadam", "kurtosis_first").is_significant
     # Not measured at all.
     cell = cell_of(table, "softmax1-orthoadam", "kurtosis_first")
-    assert (cell.value, cell.separated) == (None, False)
+    assert (cell.value, cell.is_significant) == (None, False)
     # The baseline is what all is set against.
-    assert not any(cell.separated for cell in table.rows[0].cells)
+    assert not any(cell.is_significant for cell in table.rows[0].cells)
 
 
 def test_a_word_stands_where_no_figure_is_at_hand(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_one_seed_separates_nothing(tmp_path: Path) -> None:
     header = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**header, "seeds": [0]}))
     comparison = read_comparison(folder)
-    table = filled(comparison, exhibit(comparison.layouts[0]).table)
-    assert not any(each.separated for row in table.rows for each in row.cells)
+    table = fill_table(comparison, read_exhibit(comparison.layouts[0]).table)
+    assert not any(each.is_significant for row in table.rows for each in row.cells)
     page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert ">10.0<" in page
     assert "± nan" not in page
@@ -118,15 +118,15 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     run = read_comparison(folder).runs[0]
     tokens = run.validation["tokens"]
     loss = (run.validation["loss"] * tokens).sum() / tokens.sum()
-    assert figure_of(run, "perplexity") == pytest.approx(math.exp(loss))
-    assert figure_of(run, "increase_coarse") == 2.5
-    assert figure_of(run, "increase_fine") is None
-    assert figure_of(run, "training_megabytes") == 4.0
+    assert run_figure(run, "perplexity") == pytest.approx(math.exp(loss))
+    assert run_figure(run, "increase_coarse") == 2.5
+    assert run_figure(run, "increase_fine") is None
+    assert run_figure(run, "training_megabytes") == 4.0
     steps = 640.0 / (run.config.train.batch_size * run.config.train.length)
-    assert figure_of(run, "steps_per_second") == steps
+    assert run_figure(run, "steps_per_second") == steps
     run = changed(folder, bytes={"weights": 1, "optimizer": 1, "peak": 7_000_000})
-    assert figure_of(run, "training_megabytes") == 7.0
-    assert figure_of(changed(folder, diagnosis={"kurtosis_rest": None}), "kurtosis_rest") is None
+    assert run_figure(run, "training_megabytes") == 7.0
+    assert run_figure(changed(folder, diagnosis={"kurtosis_rest": None}), "kurtosis_rest") is None
     for wrong in ("many", [], True, float("inf"), float("nan"), {"fine": "x"}):
         for name in ("diagnosis", "quantization"):
             with pytest.raises(WakefulError, match=rf"{name}\.x(\.y)? must be|is not JSON"):
@@ -142,10 +142,10 @@ def test_the_page_shows_the_tables(tmp_path: Path) -> None:
     folder = measured(tmp_path / "c", ["activation/table2", "activation/table6"], diagnosis)
     comparison = read_comparison(folder)
     page = write_page(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
-    assert exhibit("activation/table2").table.title in page
+    assert read_exhibit("activation/table2").table.title in page
     assert "paper 77.9" in page
     # Table 6 has two rows, and no figures of the paper's.
-    assert exhibit("activation/table6").table.note in page
+    assert read_exhibit("activation/table6").table.note in page
 
 
 @pytest.mark.parametrize("layouts", ["activation/table2", ["no-such"], [["x"]], {"a": 1}])
@@ -165,8 +165,8 @@ def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Pa
     header = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(header | {"layouts": ["own/combination"]}))
     comparison = read_comparison(folder)
-    table = filled(comparison, exhibit(comparison.layouts[0]).table)
-    bold = {row.variant for row in table.rows if any(cell.separated for cell in row.cells)}
+    table = fill_table(comparison, read_exhibit(comparison.layouts[0]).table)
+    bold = {row.variant for row in table.rows if any(cell.is_significant for cell in row.cells)}
     assert (comparison.baseline, table.rows[0].variant, bold) == (
         "resformer", "vanilla", {"resformer"},
     )  # fmt: skip
@@ -180,4 +180,4 @@ def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Pa
      (0.5, "0.500"), (-0.0005, "−0.0005"), (43.56, "43.6")],
 )  # fmt: skip
 def test_counts_are_whole_and_measures_have_three_digits(value: float, told: str) -> None:
-    assert layout.figure(value) == told
+    assert layout.format_figure(value) == told

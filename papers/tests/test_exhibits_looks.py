@@ -13,16 +13,18 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.probes.attention import Importance
 from wakeful.training import watching
 from wakeful.training.watching import diagnose_windows
-from wakeful_papers.exhibits.derived import Results, figure_of
-from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
-from wakeful_papers.exhibits.figures import PICTURES, SeenRow, of_layers
-from wakeful_papers.reports.charts import drawn
-from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES
+from wakeful_papers.exhibits.derived import Results, row_figure
+from wakeful_papers.exhibits.exhibit import exhibit_names, read_exhibit
+from wakeful_papers.exhibits.figures import PICTURES, Measurement, layer_curves
+from wakeful_papers.reports.charts import draw_exhibit
+from wakeful_papers.verbs.runs import DECODER_PROBES, GRADIENTS, PROBES
 
 LOOKING = [
     name
     for name in exhibit_names()
-    if exhibit(name).looks and exhibit(name).compare and GRADIENTS not in exhibit(name).probes
+    if read_exhibit(name).looks
+    and read_exhibit(name).compare
+    and GRADIENTS not in read_exhibit(name).probes
 ]
 
 
@@ -53,15 +55,15 @@ def seen() -> dict[str, set[str]]:
     """Curves by the probe that sees them, those of every run by the empty name."""
     decoder: Any = tiny_decoder(dtype=torch.float32)
     windows: Any = Windows()
-    always = set(of_layers(diagnose_windows(decoder, windows, 2, [Importance()], ranks=False)))
+    always = set(layer_curves(diagnose_windows(decoder, windows, 2, [Importance()], ranks=False)))
     more = {
-        name: set(of_layers(diagnose_windows(decoder, windows, 2, [make()], ranks=False)))
+        name: set(layer_curves(diagnose_windows(decoder, windows, 2, [make()], ranks=False)))
         for name, make in PROBES.items()
         if name not in PICTURES
     }
     own = {
-        name: set(of_layers(diagnose_windows(decoder, windows, 2, [make(decoder)], ranks=False)))
-        for name, make in OF_DECODER.items()
+        name: set(layer_curves(diagnose_windows(decoder, windows, 2, [make(decoder)], ranks=False)))
+        for name, make in DECODER_PROBES.items()
     }
     return {"": always, **more, **own}
 
@@ -70,16 +72,16 @@ def seen() -> dict[str, set[str]]:
 def test_every_curve_that_an_exhibit_names_is_measured(
     name: str, seen: dict[str, set[str]]
 ) -> None:
-    shown, asked = exhibit(name), Asked()
+    shown, asked = read_exhibit(name), Asked()
     rows = {claim.row for claim in shown.claims} | {shown.table.baseline}
     results = Results(
-        shown.table.baseline, {}, {("", row, 0): SeenRow({}, asked) for row in sorted(rows)}
+        shown.table.baseline, {}, {("", row, 0): Measurement({}, asked) for row in sorted(rows)}
     )
     for figure in {column.figure for column in shown.table.columns} | {
         claim.figure for claim in shown.claims
     }:
-        figure_of(results, "", shown.table.baseline, 0, figure)
-    drawn(shown, results)
+        row_figure(results, "", shown.table.baseline, 0, figure)
+    draw_exhibit(shown, results)
     asked.names -= {"train_loss", "validation_loss"}
     measured = seen[""].union(*(seen[each] for each in shown.probes if each in seen))
     metrics = {each.partition("@")[0] + each[each.index("/") :] if "@" in each else each
@@ -114,20 +116,20 @@ def test_windows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 def test_ranks_are_looked_at_where_an_exhibit_asks_for_them() -> None:
     of_ranks = r"metric='(rank|mass_columns|near_rank_1\w*|lazy)'|lazy_layers"
     for name in LOOKING:
-        shown = exhibit(name)
+        shown = read_exhibit(name)
         named = [*shown.draw, *(column.figure for column in shown.table.columns)]
         named += [claim.figure for claim in shown.claims]
         assert ("ranks" in shown.probes) == any(re.search(of_ranks, each) for each in named), name
 
 
 def test_the_lines_that_parameters_are_saved_by_are_drawn() -> None:
-    shown = exhibit("value-residual/fig5-sizes")
+    shown = read_exhibit("value-residual/fig5-sizes")
     steps, falling = np.arange(1.0, 61.0), np.linspace(3.0, 2.0, 60)
     places = {name: float(group.at or 0) for name, group in shown.groups.items()}
     curves = {"train_loss": (steps, falling)}
-    seen = {(group, row, 0): SeenRow({"loss": 2.0, "parameters": place}, curves)
+    seen = {(group, row, 0): Measurement({"loss": 2.0, "parameters": place}, curves)
             for group, place in places.items() for row in ("vanilla", "resformer")}  # fmt: skip
-    title, _, chart = drawn(shown, Results("vanilla", places, seen))[0]
+    title, _, chart = draw_exhibit(shown, Results("vanilla", places, seen))[0]
     assert title == "training loss of the last steps"
     spec = chart.to_dict()
     (fitted,) = [layer for layer in spec["layer"] if "transform" in layer]

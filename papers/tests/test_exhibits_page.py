@@ -6,9 +6,9 @@ from types import ModuleType
 import pytest
 
 from tool import tool_of
-from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
-from wakeful_papers.exhibits.plan import plan_of
-from wakeful_papers.exhibits.total import total_of
+from wakeful_papers.exhibits.exhibit import exhibit_names, read_exhibit
+from wakeful_papers.exhibits.plan import plan_exhibit
+from wakeful_papers.exhibits.total import total_cost
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def tool() -> ModuleType:
 
 def test_every_exhibit_stands_in_the_plan_once(tool: ModuleType) -> None:
     planned = [name for group in tool.GROUPS for name in group.exhibits]
-    runnable = [name for name in exhibit_names() if not exhibit(name).settings]
+    runnable = [name for name in exhibit_names() if not read_exhibit(name).settings]
     assert sorted(planned) == sorted(runnable)
 
 
@@ -26,13 +26,15 @@ def test_the_page_is_as_the_exhibits_are(tool: ModuleType) -> None:
     assert tool.main(["--check"]) == 0
     text = tool.PAGE.read_text("utf-8")
     assert f"${tool.PRICE:.2f} an H100 hour" in text
-    every = (exhibit(name) for name in exhibit_names() if not exhibit(name).settings)
-    total = total_of(plan_of(each, "paper") for each in every)
+    every = (read_exhibit(name) for name in exhibit_names() if not read_exhibit(name).settings)
+    total = total_cost(plan_exhibit(each, "paper") for each in every)
     assert f"Together {total.runs} runs" in text
 
 
 def test_a_row_is_what_it_adds_to_those_before_it(tool: ModuleType) -> None:
-    plans = [plan_of(exhibit(f"activation/{name}"), "paper") for name in ("table2", "table3")]
+    plans = [
+        plan_exhibit(read_exhibit(f"activation/{name}"), "paper") for name in ("table2", "table3")
+    ]
     assert tool._added(plans[:1], plans[1:]).runs == 0  # Table 3's runs are some of Table 2's
     assert tool._added([], plans).runs == 4
     assert tool._added(plans[1:], plans[:1]).runs == 2

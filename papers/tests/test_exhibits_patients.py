@@ -4,8 +4,8 @@ import pytest
 
 from wakeful.config.schema import config_from_table, read_seeds, split_variants
 from wakeful.config.tables import read_table
-from wakeful_papers.exhibits.exhibit import SCALES, exhibit
-from wakeful_papers.exhibits.plan import plan_of
+from wakeful_papers.exhibits.exhibit import SCALES, read_exhibit
+from wakeful_papers.exhibits.plan import plan_exhibit
 
 
 def test_every_patient_has_three_seeds_and_follows_its_heads() -> None:
@@ -26,7 +26,7 @@ def test_every_patient_has_three_seeds_and_follows_its_heads() -> None:
 
 def test_the_papers_claims_tell_a_sink_from_uniform_attention() -> None:
     """That is 1/n of a query that sees n keys; of row 0, which sees BOS alone, nothing is asked."""
-    found = exhibit("active-dormant/backcopy")
+    found = read_exhibit("active-dormant/backcopy")
     levels = {claim.figure: (claim.direction, claim.than_value)
               for claim in found.claims if claim.row == "vanilla"}  # fmt: skip
     assert set(levels) == {"bos_mass_other", "bos_mass_trigger"}
@@ -35,14 +35,14 @@ def test_the_papers_claims_tell_a_sink_from_uniform_attention() -> None:
     assert dormant is not None
     assert active is not None
     for scale in SCALES:
-        length = plan_of(found, scale).config.train.length
+        length = plan_exhibit(found, scale).config.train.length
         uniform = sum(1 / keys for keys in range(2, length + 1)) / (length - 1)
         assert 2 * active < uniform < dormant / 3
 
 
 @pytest.mark.parametrize("name", ["backcopy", "backcopy-deep"])
 def test_the_papers_scale_has_the_optimizers_of_the_authors_scripts(name: str) -> None:
-    jobs = plan_of(exhibit(f"active-dormant/{name}"), "paper").jobs
+    jobs = plan_exhibit(read_exhibit(f"active-dormant/{name}"), "paper").jobs
     rows = {job.row: job.config.optimizer for job in jobs}
     adam, sgd = rows["vanilla"], rows["sgd"]
     assert (adam.lr, adam.beta1, adam.beta2, adam.weight_decay) == (3e-4, 0.9, 0.99, 1e-4)

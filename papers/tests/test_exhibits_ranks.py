@@ -15,10 +15,16 @@ from wakeful.reports.charts import specification
 from wakeful.reports.html import write_page
 from wakeful.training.compared import ComparedRuns, read_comparison
 from wakeful.training.report import comparison_report
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.filled import filled
-from wakeful_papers.exhibits.ranks import Front, Ranking, equal_time, ranking_of, undominated
-from wakeful_papers.exhibits.run_figures import figure_of
+from wakeful_papers.exhibits.exhibit import read_exhibit
+from wakeful_papers.exhibits.filled import fill_table
+from wakeful_papers.exhibits.ranks import (
+    Front,
+    Ranking,
+    equal_time_differences,
+    find_pareto_front,
+    rank_variants,
+)
+from wakeful_papers.exhibits.run_figures import run_figure
 from wakeful_papers.exhibits.table import Column, PublishedTable
 from wakeful_papers.reports.layout import LAYOUTS
 from wakeful_papers.reports.rank_charts import front_charts
@@ -52,11 +58,11 @@ def ranked(folder: Path, diagnosis: dict[str, float], speeds: dict[str, float]) 
     return read_comparison(folder)
 
 
-ARENA = exhibit("own/arena").table
+ARENA = read_exhibit("own/arena").table
 
 
 def ranks(comparison: ComparedRuns, table: PublishedTable = ARENA) -> Ranking:
-    found = ranking_of(comparison, table)
+    found = rank_variants(comparison, table)
     assert found is not None
     return found
 
@@ -82,7 +88,7 @@ def test_ranks_are_means_within_groups_then_over_them(tmp_path: Path) -> None:
     # c's loss is vanilla's in seed 0 (rank 2.5) and above it in the others (3): of 5 groups the
     # one that varies has the error 0.5/3.
     assert rows["c"].overall[1] == pytest.approx(0.5 / 3 / 5)
-    assert rows["c"].reach == pytest.approx(4.303 * rows["c"].overall[1])
+    assert rows["c"].half_width == pytest.approx(4.303 * rows["c"].overall[1])
 
 
 def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
@@ -113,7 +119,7 @@ def test_a_table_whose_own_baseline_was_not_trained_ranks_against_the_comparison
 
 def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path) -> None:
     comparison = ranked(tmp_path / "c", KURTOSIS, {})
-    table = filled(comparison, ARENA)
+    table = fill_table(comparison, ARENA)
     assert [row.label for row in table.rows] == list(SHIFTS)
     assert not table.missing
     names = [column.figure for column in table.published.columns]
@@ -123,18 +129,18 @@ def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path)
         (row.variant, name)
         for row in table.rows
         for name, cell in zip(names, row.cells, strict=True)
-        if cell.separated
+        if cell.is_significant
     }
     assert bold == {(v, name) for v in "ab" for name in ("loss", "kurtosis_rest", "rank")}
     run = comparison.runs[0]
-    assert figure_of(run, "damage_coarse") == pytest.approx(math.log(12 / 10))
+    assert run_figure(run, "damage_coarse") == pytest.approx(math.log(12 / 10))
     tokens_a_step = run.config.train.batch_size * run.config.train.length
-    assert figure_of(run, "step_milliseconds") == pytest.approx(1000 * tokens_a_step / 640)
+    assert run_figure(run, "step_milliseconds") == pytest.approx(1000 * tokens_a_step / 640)
 
 
 def test_at_equal_time_the_slower_of_two_is_read_off_its_curve(tmp_path: Path) -> None:
     # a takes 4/3 of vanilla's time, b 4/5 of it.
-    found = equal_time(ranked(tmp_path / "c", KURTOSIS, {"a": 480.0, "b": 800.0}))
+    found = equal_time_differences(ranked(tmp_path / "c", KURTOSIS, {"a": 480.0, "b": 800.0}))
     # After vanilla's 40 steps a has taken 30; when b has taken 40, vanilla has taken 32.
     assert found["a"] == pytest.approx((0.4 + 10 / 20, 0.0), abs=1e-9)
     assert found["b"] == pytest.approx((-0.4 - 8 / 20, 0.0), abs=1e-9)
@@ -144,7 +150,7 @@ def test_at_equal_time_the_slower_of_two_is_read_off_its_curve(tmp_path: Path) -
 def test_what_no_curve_tells_has_no_loss_at_equal_time(tmp_path: Path) -> None:
     comparison = ranked(tmp_path / "c", KURTOSIS, {"a": 6400.0, "b": 0.0})
     # When a ends, vanilla has taken 4 steps, before its first evaluation; b has no speed.
-    assert set(equal_time(comparison)) == {"vanilla", "c"}
+    assert set(equal_time_differences(comparison)) == {"vanilla", "c"}
     rows = {row.variant: row for row in ranks(comparison).rows}
     assert rows["a"].same_time is None
     write_page(comparison_report(comparison, title="t"), tmp_path / "page.html")
@@ -153,7 +159,7 @@ def test_what_no_curve_tells_has_no_loss_at_equal_time(tmp_path: Path) -> None:
 def test_a_point_is_on_the_front_unless_another_is_better(tmp_path: Path) -> None:
     points = [(1, 9), (2, 5), (2, 5), (2, 6), (3, 5), (4, 1), (1, 10)]
     first, second = zip(*points, strict=True)
-    assert undominated(first, second) == [True, True, True, False, False, True, False]
+    assert find_pareto_front(first, second) == [True, True, True, False, False, True, False]
     (front,) = (
         front
         for front in ranks(ranked(tmp_path / "c", KURTOSIS, {})).fronts
@@ -198,7 +204,7 @@ def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:
         for seed in seeds:
             place = tmp_path / "c" / variant / f"seed-{seed}" / "run.json"
             place.write_text(late.read_text())
-    assert ranking_of(read_comparison(tmp_path / "c"), ARENA) is None
+    assert rank_variants(read_comparison(tmp_path / "c"), ARENA) is None
     assert unranked in str(LAYOUTS["own/arena"](read_comparison(tmp_path / "c")))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from wakeful.reports.terms import explain
-from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
+from wakeful_papers.exhibits.exhibit import exhibit_names, read_exhibit
 
 PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
 """Everyday words that need no line."""
@@ -11,7 +11,7 @@ PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
 
 @pytest.mark.parametrize("name", exhibit_names())
 def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
-    shown = exhibit(name)
+    shown = read_exhibit(name)
     said = {*shown.draw, *(column.figure for column in shown.table.columns)}
     without = {each for each in said if not explain(each)}
     assert {each for each in without if not any(word in each for word in PLAIN)} == set()
@@ -19,5 +19,5 @@ def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
 
 @pytest.mark.parametrize("name", exhibit_names())
 def test_every_column_of_a_layout_is_explained(name: str) -> None:
-    without = {each.figure for each in exhibit(name).table.columns if not explain(each.figure)}
+    without = {each.figure for each in read_exhibit(name).table.columns if not explain(each.figure)}
     assert without <= PLAIN

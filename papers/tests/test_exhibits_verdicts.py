@@ -7,7 +7,7 @@ import pytest
 
 from tool import tool_of
 from wakeful.runs.run import Run
-from wakeful_papers.exhibits.judge import Judged, Verdict
+from wakeful_papers.exhibits.judge import JudgedExhibit, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
             asked="a sink: share above 0.1 asked",
         ),
     )
-    judged = Judged(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
+    judged = JudgedExhibit(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
                     headline="tiny scale: 1M", verdicts=verdicts)  # fmt: skip
     written = [*tool.lines([tool.section(judged)], "2026-01-01")]
     rows = [line for line in written if line.endswith((" confirmed |", " not run |"))]
@@ -72,7 +72,7 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
         verdict("a cell", basis="read off a table's cells"),
         verdict("plain"),
     )
-    judged = Judged(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
+    judged = JudgedExhibit(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
                     headline="tiny scale: 1M", verdicts=verdicts)  # fmt: skip
     written = "\n".join(tool.lines([tool.section(judged)], "2026-01-01"))
     assert (
@@ -91,7 +91,7 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
 
 def test_the_headline_comes_first(tool: Any) -> None:
     def one(name: str, paper: str) -> Any:
-        judged = Judged(exhibit=name, paper=paper, title="", claim="", scale="small",
+        judged = JudgedExhibit(exhibit=name, paper=paper, title="", claim="", scale="small",
                         headline="small scale: 1M", verdicts=(verdict("v"),))  # fmt: skip
         return tool.section(judged)
 

@@ -20,9 +20,9 @@ from wakeful_papers.heirs import (
     BASELINES,
     Setting,
     alternate,
-    baseline_of,
-    half_way,
+    find_baseline,
     half_width,
+    halfway_steps,
     inherit_with_baselines,
     last,
     laziest,
@@ -202,9 +202,9 @@ def test_half_width_of_every_kind(options: dict, residual: bool) -> None:
 
 
 def test_unknown_names() -> None:
-    assert baseline_of("random").summary == "the same shape at random"
+    assert find_baseline("random").summary == "the same shape at random"
     with pytest.raises(WakefulError, match=r"baseline='randon' is not one of .*mean 'random'"):
-        baseline_of("randon")
+        find_baseline("randon")
 
 
 def test_baselines_that_begin_at_random_are_known() -> None:
@@ -216,7 +216,7 @@ def test_baselines_that_begin_at_random_are_known() -> None:
 def test_half_way_falls_on_an_evaluation() -> None:
     for steps, every, half in ((10, 2, 4), (10, 5, 5), (9, 3, 3), (100, 20, 40), (2, 1, 1),
                                (4, 50, 2), (7, 0, 3)):  # fmt: skip
-        assert half_way(steps, every) == half
+        assert halfway_steps(steps, every) == half
         assert 0 < half < steps
 
 

@@ -10,14 +10,14 @@ from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import (
     Claim,
     Premise,
-    exhibit,
     exhibit_names,
-    premise_of,
+    read_exhibit,
+    usual_premise,
     usual_premises,
 )
-from wakeful_papers.exhibits.figures import SeenRow
-from wakeful_papers.exhibits.judge import Verdict, verdicts
-from wakeful_papers.exhibits.plan import plan_of
+from wakeful_papers.exhibits.figures import Measurement
+from wakeful_papers.exhibits.judge import Verdict, judge_claims
+from wakeful_papers.exhibits.plan import plan_exhibit
 
 OUTLIERS = Premise(says="outliers", figure="kurtosis_rest", above=10.0)
 LESS: dict[str, Any] = {"says": "less", "row": "cure", "figure": "kurtosis_rest",
@@ -29,12 +29,12 @@ def judged(
 ) -> Verdict:
     """Judge a claim on rows' values, one a seed."""
     rows = {
-        ("", row, seed): SeenRow({measured: value})
+        ("", row, seed): Measurement({measured: value})
         for row, of_row in values.items()
         for seed, value in enumerate(of_row)
     }
-    found = dataclasses.replace(exhibit("own/arena"), claims=(Claim(**(LESS | claimed)),))
-    (told,) = verdicts(found, Results("vanilla", {}, rows), "tiny", ())
+    found = dataclasses.replace(read_exhibit("own/arena"), claims=(Claim(**(LESS | claimed)),))
+    (told,) = judge_claims(found, Results("vanilla", {}, rows), "tiny", ())
     return told
 
 
@@ -113,38 +113,38 @@ def test_a_number_that_the_baseline_passes_too_is_no_merit() -> None:
 
 def test_measures_beside_the_baseline_and_heirs_are_not_held_to_it() -> None:
     for name in ("lazy/table6", "value-residual/fig5-lengths"):
-        found = exhibit(name)
+        found = read_exhibit(name)
         numbers = [claim for claim in found.claims if claim.than_value is not None]
         assert numbers
         rows = {
-            (group, row, seed): SeenRow({claim.figure: 20.0 for claim in numbers})
+            (group, row, seed): Measurement({claim.figure: 20.0 for claim in numbers})
             for group in found.groups or {"": None}
             for row in (found.table.baseline, *{claim.row for claim in numbers})
             for seed in range(3)
         }
-        told = verdicts(found, Results(found.table.baseline, {}, rows), "paper", ("mmlu@5",))
+        told = judge_claims(found, Results(found.table.baseline, {}, rows), "paper", ("mmlu@5",))
         assert all(each.outcome != "not applicable" for each in told)
 
 
 def test_usual_premises_are_of_the_row_that_has_less_or_of_the_baseline() -> None:
     claim = Claim(says="", row="ours", figure="max_activation_first", direction="lower")
-    found = premise_of(claim, "vanilla")
+    found = usual_premise(claim, "vanilla")
     assert found == Premise(says="outliers", figure="kurtosis_first", above=10.0)
-    back = premise_of(dataclasses.replace(claim, direction="higher"), "vanilla")
+    back = usual_premise(dataclasses.replace(claim, direction="higher"), "vanilla")
     assert back is not None
     assert back.row == "vanilla"
     weaker = dataclasses.replace(claim, figure="value_drain", direction="higher")
-    drain = premise_of(weaker, "vanilla")
+    drain = usual_premise(weaker, "vanilla")
     assert drain is not None
     assert (drain.below, drain.row) == (0.5, "")
-    assert premise_of(dataclasses.replace(claim, than_value=3.0), "vanilla") is None
-    assert premise_of(dataclasses.replace(claim, figure="loss"), "vanilla") is None
-    figures = {claim.figure for name in exhibit_names() for claim in exhibit(name).claims}
+    assert usual_premise(dataclasses.replace(claim, than_value=3.0), "vanilla") is None
+    assert usual_premise(dataclasses.replace(claim, figure="loss"), "vanilla") is None
+    figures = {claim.figure for name in exhibit_names() for claim in read_exhibit(name).claims}
     for usual in usual_premises():
         assert (usual.above is None) != (usual.below is None)
         assert usual.why.endswith(".")
         assert any(
-            premise_of(Claim(says="", row="", figure=each, direction="lower"), "v")
+            usual_premise(Claim(says="", row="", figure=each, direction="lower"), "v")
             for each in figures
         )
 
@@ -155,21 +155,21 @@ def test_a_claim_keeps_a_premise_of_its_own_and_an_exhibit_has_one_for_all() -> 
         "premise": {"says": "a sink", "figure": "bos_mass_other", "row": "vanilla", "above": 0.1},
     })  # fmt: skip
     assert own.premise == Premise(says="a sink", figure="bos_mass_other", row="vanilla", above=0.1)
-    for claim in exhibit("lazy/fig17").claims:
+    for claim in read_exhibit("lazy/fig17").claims:
         assert claim.premise is not None
         assert claim.premise.says == "lazy layers"
 
 
 def test_what_the_paper_neither_says_nor_measures_so_is_counted_apart() -> None:
     def bases(name: str) -> dict[str, set[str]]:
-        found, plan = exhibit(name), plan_of(exhibit(name), "tiny")
+        found, plan = read_exhibit(name), plan_exhibit(read_exhibit(name), "tiny")
         rows = {
-            (group, row, 0): SeenRow({"loss": 1.0})
+            (group, row, 0): Measurement({"loss": 1.0})
             for group in found.groups or {"": None}
             for row in (found.table.baseline, *(claim.row for claim in found.claims))
         }
-        told = verdicts(
-            found, Results(found.table.baseline, {}, rows), "tiny", plan.tasks, plan.stood_in
+        told = judge_claims(
+            found, Results(found.table.baseline, {}, rows), "tiny", plan.tasks, plan.stand_in_rows
         )
         return {each.says: {each.basis} for each in told}
 

@@ -23,7 +23,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
 from wakeful.training.watching import DIAGNOSED_METRICS
 from wakeful.variants import variants_by_name
-from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
+from wakeful_papers.exhibits.exhibit import exhibit_names, read_exhibit
 
 MILLIONS = {
     # Value Residual Learning, Table 4: the sizes the paper's names round.
@@ -75,7 +75,7 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
 
 
 def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
-    for found in map(exhibit, exhibit_names()):
+    for found in map(read_exhibit, exhibit_names()):
         if isinstance(found.compare, str) and found.compare:
             trained = set(read_table(found.compare)["variants"])
             looked_at = set(found.scales["paper"].get("models", {}))
@@ -91,7 +91,7 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
     assert all(config.name == variant for variant, config in configs.items())
     different = {config_to_toml(dataclasses.replace(c, name="x")) for c in configs.values()}
     assert len(different) == len(configs)
-    for layout in (exhibit(each).table for each in read_layouts(table)):
+    for layout in (read_exhibit(each).table for each in read_layouts(table)):
         # Every row that the published table has is trained, and what its columns show is measured.
         rows = set(layout.labels or configs) & set(configs)
         if layout.labels:  # else it has the comparison's rows, and its baseline

@@ -27,10 +27,10 @@ from wakeful.runs.run import Run
 from wakeful.scores import Score
 from wakeful.training import cluster
 from wakeful_papers import reproduce
-from wakeful_papers.exhibits.exhibit import Claim, Scale, exhibit, exhibit_names
-from wakeful_papers.exhibits.judge import Judged
-from wakeful_papers.exhibits.plan import Plan, heirs_table, plan_of
-from wakeful_papers.exhibits.total import total_of
+from wakeful_papers.exhibits.exhibit import Claim, Scale, exhibit_names, read_exhibit
+from wakeful_papers.exhibits.judge import JudgedExhibit
+from wakeful_papers.exhibits.plan import Plan, heirs_table, plan_exhibit
+from wakeful_papers.exhibits.total import total_cost
 from wakeful_papers.options import ReproduceOptions
 from wakeful_papers.verbs import models as exhibit_models
 from wakeful_papers.verbs import reproduce as verb
@@ -146,7 +146,7 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
     monkeypatch.setattr(exhibit_runs, "train_run", diverging)
     more = asked | {"seeds": (0, 1, 2), "runs": str(tmp_path / "runs/reproduce/tiny/runs")}
     left = reproduce("value-residual/fig10", out=str(tmp_path / "more"), **more)
-    assert {verdict.seeds for verdict in left.found[0].verdicts} == {2}
+    assert {verdict.seeds for verdict in left.exhibits[0].verdicts} == {2}
     told = "<li>resformer, seed 2: the loss of step 2 is not finite</li>"
     assert told in left.page.read_text("utf-8")
     wild = "vanilla"
@@ -204,7 +204,7 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
     names = ("value-residual/fig20", "value-residual/fig12", "lazy/fig17")
     asked: dict[str, Any] = {"steps": 2, "seeds": [0], "text": str(text)}
     alone = reproduce(*names, **asked, runs=str(tmp_path / "alone"))
-    kept = [one.verdicts for one in alone.found]
+    kept = [one.verdicts for one in alone.exhibits]
     for place in (tmp_path / "runs/reproduce/tiny").glob("*-fig*"):
         shutil.rmtree(place)
     stand_in(monkeypatch, {})
@@ -218,8 +218,8 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
     monkeypatch.setattr(cluster, "train_run", counted)
     monkeypatch.setattr(exhibit_runs, "train_run", None)  # what a job left is read
     dealt = reproduce(*names, **asked, cluster="local(workers=2)")
-    assert [one.exhibit for one in dealt.found] == [one.exhibit for one in alone.found]
-    for one, before in zip(dealt.found, kept, strict=True):
+    assert [one.exhibit for one in dealt.exhibits] == [one.exhibit for one in alone.exhibits]
+    for one, before in zip(dealt.exhibits, kept, strict=True):
         assert [each.outcome for each in one.verdicts] == [each.outcome for each in before]
         folder = tmp_path / "runs/reproduce/tiny" / one.exhibit.replace("/", "-")
         assert Run.open(folder).header.status == "done"
@@ -239,8 +239,8 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
     monkeypatch.setattr(verb, "_judge", failing)
     monkeypatch.setattr(verb, "exhibit_names", lambda: names)
     left = reproduce(**asked, all=True, cluster="local(workers=2)")
-    assert left.left_out == ("value-residual/fig20: no memory",)
-    assert len(left.found) == 2
+    assert left.omissions == ("value-residual/fig20: no memory",)
+    assert len(left.exhibits) == 2
     with pytest.raises(WakefulError, match="no memory"):
         reproduce(*names, **asked, cluster="local(workers=2)")
 
@@ -263,7 +263,9 @@ def test_exhibits_look_closer_by_probes_of_their_own(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mappings, positions, spectra, other lengths, rotated states, pictures."""
-    monkeypatch.setattr(verb, "exhibit", lambda name: dataclasses.replace(exhibit(name), looks=2))
+    monkeypatch.setattr(
+        verb, "read_exhibit", lambda name: dataclasses.replace(read_exhibit(name), looks=2)
+    )
     (tmp_path / "here").mkdir()
     asked = {"steps": 2, "seeds": [0], "text": str(text), "runs": str(tmp_path / "runs")}
     measured: dict[str, set[str]] = {}
@@ -273,11 +275,11 @@ def test_exhibits_look_closer_by_probes_of_their_own(
                  "activation/largest-weights", "lazy/fig12",
                  "lazy/fig13", "lazy/fig19"):  # fmt: skip
         done = reproduce(name, out=str(tmp_path / "here" / name.replace("/", "-")), **asked)
-        columns = {column.figure for column in exhibit(name).table.columns}
+        columns = {column.figure for column in read_exhibit(name).table.columns}
         assert columns <= set(done.frame["figure"]), name
         assert all("not measured" not in sentence for sentence in done.verdicts), done.verdicts
         drawn = done.page.read_text("utf-8")
-        for expression in exhibit(name).draw:
+        for expression in read_exhibit(name).draw:
             title = TITLES.get(expression.partition("(")[0]) or expression.rpartition("title='")[2]
             assert title.rstrip("')").split("’")[0] in drawn
         measured[name] = set(done.frame["figure"])
@@ -289,7 +291,7 @@ def test_exhibits_look_closer_by_probes_of_their_own(
 def pretrained(text: Path, tmp_path: Path) -> Path:
     """A small model that was trained here, and stands for one of somebody else's."""
     config = dataclasses.replace(
-        plan_of(exhibit("lazy/fig13"), "tiny").jobs[0].config,
+        plan_exhibit(read_exhibit("lazy/fig13"), "tiny").jobs[0].config,
         data=DataConfig(source=str(text), vocab_size=300),
     )
     small = dataclasses.replace(config.model, num_layers=4, num_heads=2, width=32, mlp_width=64)
@@ -317,7 +319,7 @@ def test_pretrained_models_are_looked_at_and_quantized(
     assert "0 confirmed" not in page
     assert len(done.verdicts) == 1  # the other model is the paper's scale's
     # What has been read is not read again by an exhibit that reads the same.
-    monkeypatch.setattr(exhibit_runs, "look", None)
+    monkeypatch.setattr(exhibit_runs, "measure_model", None)
     again = reproduce("value-residual/fig18", **asked)
     assert "similarity is high where entropy is low" in again.verdicts[0]
     assert "not measured" not in again.verdicts[0]
@@ -423,18 +425,18 @@ def test_a_model_is_refused_by_what_lies_there(
     pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(model: Path, name: str = "lazy/fig11") -> str:
-        known: exhibit_models.Known = {}
-        plan = plan_of(exhibit(name), "tiny", models=[str(model)])
+        known: exhibit_models.ModelLocations = {}
+        plan = plan_exhibit(read_exhibit(name), "tiny", models=[str(model)])
         with pytest.raises(WakefulError) as first:
             exhibit_models.check_models(plan, known)
         with monkeypatch.context() as patch:
-            patch.setattr(exhibit_models, "found", None)  # nobody looks again
+            patch.setattr(exhibit_models, "find_model", None)  # nobody looks again
             with pytest.raises(WakefulError) as again:
                 exhibit_models.check_models(plan, known)
         assert str(first.value) == str(again.value)
         return str(first.value)
 
-    plan = plan_of(exhibit("lazy/fig20"), "tiny", models=[str(pretrained)])
+    plan = plan_exhibit(read_exhibit("lazy/fig20"), "tiny", models=[str(pretrained)])
     exhibit_models.check_models(plan, {})
     comparison = tmp_path / "comparison"
     Run(comparison).make("compare", {})
@@ -472,7 +474,7 @@ def test_a_text_that_is_not_there_leaves_nothing_behind(
 
 def test_tasks_are_for_those_of_several_exhibits_that_have_some() -> None:
     asked = ReproduceOptions(tasks=True)
-    tasks = {name: verb.planned(exhibit(f"value-residual/{name}"), asked).tasks
+    tasks = {name: verb.plan_with_options(read_exhibit(f"value-residual/{name}"), asked).tasks
              for name in ("fig6", "table1")}  # fmt: skip
     assert not tasks["fig6"]
     assert "piqa" in tasks["table1"]
@@ -480,7 +482,7 @@ def test_tasks_are_for_those_of_several_exhibits_that_have_some() -> None:
 
 def test_models_are_named_by_the_place_they_take() -> None:
     def sources(name: str, scale: Scale, *models: str) -> dict[str, str]:
-        plan = plan_of(exhibit(name), scale, models=models)
+        plan = plan_exhibit(read_exhibit(name), scale, models=models)
         return {row: each.source for row, each in {**plan.existing, **plan.references}.items()}
 
     theirs = sources("lazy/table9", "paper")
@@ -527,8 +529,8 @@ def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture
     assert main(["reproduce"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in exhibit_names())
-    total = total_of(plan_of(exhibit(name), "tiny") for name in exhibit_names()
-                     if not exhibit(name).settings)  # fmt: skip
+    total = total_cost(plan_exhibit(read_exhibit(name), "tiny") for name in exhibit_names()
+                     if not read_exhibit(name).settings)  # fmt: skip
     words = " ".join(shown.split())
     assert f"tiny: {total.runs:,} runs, {total.tokens / 1e6:,.1f}M tokens" in words
     assert re.search(r"H100 hours, [5-7]\d\.\d GB of memory", words)  # one card holds each
@@ -548,18 +550,20 @@ def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
     other = tmp_path / "runs/reproduce/tiny/value-residual-fig7"
     other.mkdir(parents=True)
     (other / "notes.txt").write_text("x")
-    plans = {name: plan_of(exhibit(name), "tiny") for name in names}
+    plans = {name: plan_exhibit(read_exhibit(name), "tiny") for name in names}
     first, last = plans[names[0]], plans[names[3]]
     assert last.memory > first.memory
     begun: list[str] = []
 
-    def work(plan: Plan, *_: object) -> tuple[Judged, None]:
+    def work(plan: Plan, *_: object) -> tuple[JudgedExhibit, None]:
         begun.append(plan.exhibit.name)
         print("begun")
-        return Judged(exhibit=plan.exhibit.name, paper="", title="", claim="", scale=plan.scale,
-                      headline="", verdicts=()), None  # fmt: skip
+        return JudgedExhibit(
+            exhibit=plan.exhibit.name, paper="", title="", claim="", scale=plan.scale,
+            headline="", verdicts=(),
+        ), None  # fmt: skip
 
-    monkeypatch.setattr(verb, "_work", work)
+    monkeypatch.setattr(verb, "_run_exhibit", work)
     monkeypatch.setattr(verb, "free_memory", lambda device: last.memory - 1)
     assert main(["reproduce", "--all"]) == 0
     assert begun == list(names[:2])
@@ -576,19 +580,19 @@ def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
         reproduce(*names[::3])
     # The disk holds either of two exhibits, not both.
     monkeypatch.setattr(verb, "free_memory", lambda device: 10**15)
-    room = 0.9 * sum(total_of([plan]).disk for plan in (first, last))
+    room = 0.9 * sum(total_cost([plan]).disk for plan in (first, last))
     monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=room))
     with pytest.raises(WakefulError, match="lazy/fig1-large at the tiny scale with the 1 before"):
         reproduce(*names[::3])
     assert begun == list(names[:2])
-    assert reproduce(names[3]).found[0].exhibit == names[3]
+    assert reproduce(names[3]).exhibits[0].exhibit == names[3]
 
 
 def test_memory_is_asked_of_the_machine_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of(exhibit("value-residual/table5"), "paper")
-    sizes = sorted(size.memory for size in plan.models)
+    plan = plan_exhibit(read_exhibit("value-residual/table5"), "paper")
+    sizes = sorted(size.memory for size in plan.model_sizes)
     runs, room = tmp_path / "runs", [10**15]
     monkeypatch.setattr(verb, "free_memory", lambda device: room[0])
     monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**15))
@@ -611,10 +615,10 @@ def test_memory_is_asked_of_the_machine_that_trains(
     with pytest.raises(WakefulError, match="choose a smaller --scale or another --device"):
         fits("")
     # Models that are read are so where the command runs.
-    reading = plan_of(exhibit("lazy/fig11"), "paper")
+    reading = plan_exhibit(read_exhibit("lazy/fig11"), "paper")
     with pytest.raises(WakefulError, match="lazy/fig11 at the paper scale takes"):
         verb.check_fits([reading], runs, lambda name: False, cluster.cluster_of("slurm"))
-    note = verb._told(total_of([plan]), ReproduceOptions(cluster="slurm"))
+    note = verb._describe_cost(total_cost([plan]), ReproduceOptions(cluster="slurm"))
     assert note.endswith("of memory where the largest run is trained")
     assert "on this machine" not in note
 
@@ -644,12 +648,12 @@ def test_trained_models_are_asked_tasks_once(
 
     claims = tuple(Claim(says=name, row="resformer", direction="higher", figure=f"acc_{name}")
                    for name in ("piqa", "average"))  # fmt: skip
-    fig10 = exhibit("value-residual/fig10")
+    fig10 = read_exhibit("value-residual/fig10")
     table1 = dataclasses.replace(
         fig10, looks=0, claims=claims,
         scales=fig10.scales | {"paper": {**fig10.scales["paper"], "tasks": ["piqa", "sciq"]}},
     )  # fmt: skip
-    monkeypatch.setattr(verb, "exhibit", lambda name: table1)
+    monkeypatch.setattr(verb, "read_exhibit", lambda name: table1)
     monkeypatch.setattr(exhibit_runs, "evaluate", answers)
     monkeypatch.setattr(verb, "read_tasks", unreachable)
     run = partial(reproduce, "value-residual/fig10", steps=2, seeds=[0], text=str(text),
@@ -663,7 +667,7 @@ def test_trained_models_are_asked_tasks_once(
         reproduce(all=True, steps=2, seeds=[0], text=str(text), tasks=True)
     monkeypatch.setattr(verb, "read_tasks", lambda options: {})
     for _ in range(2):
-        piqa, average = run().found[-1].verdicts
+        piqa, average = run().exhibits[-1].verdicts
         assert piqa.difference == pytest.approx(0.1)
         assert average.difference == pytest.approx(0.05)
     assert len(asked) == 2
@@ -671,27 +675,29 @@ def test_trained_models_are_asked_tasks_once(
 
 @pytest.mark.long
 def test_a_tenth_of_all_exhibits_at_a_tenth_of_the_steps(tmp_path: Path) -> None:
-    runnable = [name for name in exhibit_names() if not exhibit(name).settings]
+    runnable = [name for name in exhibit_names() if not read_exhibit(name).settings]
     for name in runnable[::10]:
-        steps = plan_of(exhibit(name), "tiny").jobs[0].config.train.steps // 10
+        steps = plan_exhibit(read_exhibit(name), "tiny").jobs[0].config.train.steps // 10
         out = tmp_path / name.replace("/", "-")
         done = reproduce(name, steps=steps, seeds=[0, 1], out=str(out))
-        assert all(verdict.difference is not None for verdict in done.found[-1].verdicts), name
+        assert all(verdict.difference is not None for verdict in done.exhibits[-1].verdicts), name
         assert done.page.is_file()
 
 
 def test_a_tokenizer_takes_the_place_of_one_to_train() -> None:
-    found = exhibit("value-residual/fig6")
-    own = {job.config.data.vocab_size for job in verb.planned(found, ReproduceOptions()).jobs}
+    found = read_exhibit("value-residual/fig6")
+    own = {
+        job.config.data.vocab_size for job in verb.plan_with_options(found, ReproduceOptions()).jobs
+    }
     assert own != {DataConfig.vocab_size}
-    given = verb.planned(found, ReproduceOptions(tokenizer="mine"))
+    given = verb.plan_with_options(found, ReproduceOptions(tokenizer="mine"))
     for job in given.jobs:
         assert job.config.data.tokenizer == "mine"
 
 
 def test_every_row_of_an_exhibit_is_compiled_on_request() -> None:
     options = ReproduceOptions(compile=True)
-    plan = verb.planned(exhibit("headline/heirs"), options)
+    plan = verb.plan_with_options(read_exhibit("headline/heirs"), options)
     assert all(job.config.train.compile for job in plan.jobs)
     assert heirs_table(plan, plan.jobs[0], seed=0)["train"]["compile"] is True
-    assert options.given == ("--compile",)
+    assert options.settings == ("--compile",)

@@ -8,39 +8,39 @@ import pytest
 
 from wakeful.errors import WakefulError
 from wakeful_papers import reproduce
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.plan import plan_of
-from wakeful_papers.exhibits.tuning import Tuning, at_rate, best_rate
+from wakeful_papers.exhibits.exhibit import read_exhibit
+from wakeful_papers.exhibits.plan import plan_exhibit
+from wakeful_papers.exhibits.tuning import Tuning, best_rate, multiply_rates
 from wakeful_papers.verbs import runs as exhibit_runs
-from wakeful_papers.verbs.tuning import at_rates_of
+from wakeful_papers.verbs.tuning import apply_tuned_rates
 
 RULE = Tuning(multiples=(0.5, 1.0, 2.0), beyond=2)
 
 
 def test_the_grid_is_tried_and_goes_on_where_the_best_is_at_its_edge() -> None:
-    assert RULE.left({}) == (0.5, 1.0, 2.0)
-    assert RULE.left({1.0: 3.0}) == (0.5, 2.0)
-    assert RULE.left({0.5: 3.0, 1.0: 2.0, 2.0: 2.5}) == ()
+    assert RULE.remaining_multiples({}) == (0.5, 1.0, 2.0)
+    assert RULE.remaining_multiples({1.0: 3.0}) == (0.5, 2.0)
+    assert RULE.remaining_multiples({0.5: 3.0, 1.0: 2.0, 2.0: 2.5}) == ()
     falling = {0.5: 3.0, 1.0: 2.0, 2.0: 1.0}
-    assert RULE.left(falling) == (4.0,)
-    assert RULE.left(falling | {4.0: 0.9}) == (8.0,)
-    assert RULE.left(falling | {4.0: 1.5}) == ()
-    assert RULE.left(falling | {4.0: 0.9, 8.0: 0.8}) == ()  # twice beyond is enough
-    assert RULE.left({0.5: 1.0, 1.0: 2.0, 2.0: math.inf}) == (0.25,)
+    assert RULE.remaining_multiples(falling) == (4.0,)
+    assert RULE.remaining_multiples(falling | {4.0: 0.9}) == (8.0,)
+    assert RULE.remaining_multiples(falling | {4.0: 1.5}) == ()
+    assert RULE.remaining_multiples(falling | {4.0: 0.9, 8.0: 0.8}) == ()  # twice beyond is enough
+    assert RULE.remaining_multiples({0.5: 1.0, 1.0: 2.0, 2.0: math.inf}) == (0.25,)
     assert best_rate(falling | {4.0: 0.9, 8.0: math.inf}) == 4.0
     assert best_rate({0.5: 1.0, 1.0: 1.0}) == 0.5
 
 
 def test_a_trial_is_a_share_of_a_row_and_its_schedule_keeps_its_form() -> None:
-    job = plan_of(exhibit("headline/sinks"), "small").jobs[0]
-    config = Tuning(steps=0.25).trial(job.config, 2.0)
+    job = plan_exhibit(read_exhibit("headline/sinks"), "small").jobs[0]
+    config = Tuning(steps=0.25).trial_config(job.config, 2.0)
     assert config.train.steps == 1200
     assert config.optimizer.lr == 2 * job.config.optimizer.lr
     assert config.optimizer.final_lr == 2 * job.config.optimizer.final_lr
     assert config.optimizer.warmup_steps == 100
     assert config.train.diagnose.every == 0
     assert config.model == job.config.model
-    assert at_rate(job.config, 1.0) == job.config
+    assert multiply_rates(job.config, 1.0) == job.config
 
 
 def test_every_row_is_trained_at_its_best_rate_and_trials_are_made_once(
@@ -89,19 +89,19 @@ def test_rates_come_from_a_file_of_an_exhibit_that_tunes_and_has_all_rows(tmp_pa
     path = tmp_path / "tuned.json"
     losses = {"0.003": 2.5, "0.006": 2.4, "0.012": None}
     path.write_text(json.dumps({"vanilla": losses}))
-    plan = plan_of(exhibit("headline/sinks"), "small")
+    plan = plan_exhibit(read_exhibit("headline/sinks"), "small")
     with pytest.raises(WakefulError, match=r"tuned\.json is not of headline/sinks: its rows"):
-        at_rates_of(plan, path)
+        apply_tuned_rates(plan, path)
     for wrong in ({"0.003": None}, {}, {"fast": 2.0}):
         path.write_text(json.dumps({job.row: wrong for job in plan.jobs}))
         with pytest.raises(WakefulError, match="no learning rate at which vanilla was trained"):
-            at_rates_of(plan, path)
+            apply_tuned_rates(plan, path)
     path.write_text(json.dumps({job.row: losses for job in plan.jobs}))
-    found = at_rates_of(plan, path)
+    found = apply_tuned_rates(plan, path)
     assert [job.config.optimizer.lr for job in found.jobs] == pytest.approx([0.006] * 4)
     assert found.tuning is None
     with pytest.raises(WakefulError, match="headline/outliers tunes no learning rates"):
-        at_rates_of(plan_of(exhibit("headline/outliers"), "small"), path)
+        apply_tuned_rates(plan_exhibit(read_exhibit("headline/outliers"), "small"), path)
     path.write_text("[]")
     with pytest.raises(WakefulError, match=r"tuned\.json"):
-        at_rates_of(plan, path)
+        apply_tuned_rates(plan, path)

@@ -12,9 +12,9 @@ from pathlib import Path
 from wakeful.estimates import format_estimate
 from wakeful.training.compared import ComparedRuns, read_comparison
 from wakeful.training.tables import machines, same_tokens
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.filled import FilledCell, FilledRow, filled
-from wakeful_papers.exhibits.ranks import LOSS, Ranked, ranking_of
+from wakeful_papers.exhibits.exhibit import read_exhibit
+from wakeful_papers.exhibits.filled import FilledCell, FilledRow, fill_table
+from wakeful_papers.exhibits.ranks import LOSS, RankedVariant, rank_variants
 from wakeful_papers.exhibits.table import Column
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "arena-table.md"
@@ -55,15 +55,15 @@ def section(comparison: ComparedRuns, day: str) -> Iterator[str]:
         ValueError: none of its tables says which way a column is better, or no seed is finished by
             all variants.
     """
-    tables = [exhibit(name).table for name in comparison.layouts]
-    ranks_by = ((each, ranking_of(comparison, each)) for each in tables)
+    tables = [read_exhibit(name).table for name in comparison.layouts]
+    ranks_by = ((each, rank_variants(comparison, each)) for each in tables)
     layout, ranking = next((pair for pair in ranks_by if pair[1]), (None, None))
     if layout is None or ranking is None:
         raise ValueError(
             f"{comparison.name} ranks nothing: name the folder of an arena, one with a seed that "
             "all variants have finished."
         )
-    table = filled(comparison, layout)
+    table = fill_table(comparison, layout)
     ranks = {row.variant: row for row in ranking.rows}
     first, base = comparison.runs[0].summary, comparison.baseline
     seeds = ", ".join(map(str, ranking.seeds))
@@ -101,7 +101,7 @@ def section(comparison: ComparedRuns, day: str) -> Iterator[str]:
 
 
 def _losses(
-    columns: Iterable[Column], row: FilledRow, ranks: Mapping[str, Ranked], base: str
+    columns: Iterable[Column], row: FilledRow, ranks: Mapping[str, RankedVariant], base: str
 ) -> list[str]:
     """Return a row's loss, and its differences at the end and after the same time."""
     (cell,) = (c for column, c in zip(columns, row.cells, strict=True) if column.figure == LOSS)
@@ -112,7 +112,7 @@ def _losses(
     same_time = ranks[row.variant].same_time
     return [
         loss,
-        f"**{tokens}**" if cell.separated else tokens,
+        f"**{tokens}**" if cell.is_significant else tokens,
         format_estimate(*same_time, "+") if same_time else "not measured",
     ]
 
@@ -124,11 +124,11 @@ def _told(cell: FilledCell) -> str:
     mean, error = cell.value
     exact = not error > 0 and mean == round(mean)  # of one seed the error is NaN
     told = f"{mean:,.0f}" if exact else format_estimate(mean, error)
-    return f"**{told}**" if cell.separated else told
+    return f"**{told}**" if cell.is_significant else told
 
 
-def _rank(row: Ranked) -> str:
-    interval = f" ± {row.reach:.1f}" if math.isfinite(row.reach) else ""
+def _rank(row: RankedVariant) -> str:
+    interval = f" ± {row.half_width:.1f}" if math.isfinite(row.half_width) else ""
     return f"{row.overall[0]:.1f}{interval}"
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.exhibit import read_exhibit
+from wakeful_papers.exhibits.plan import Plan, plan_exhibit
 from wakeful_papers.exhibits.size import H100
-from wakeful_papers.exhibits.total import Total, total_of
+from wakeful_papers.exhibits.total import TotalCost, total_cost
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reproduce.md"
 FROM = "<!-- python papers/tools/paper_scale.py writes what follows -->\n"
@@ -124,7 +124,7 @@ def section() -> str:
     for number, group in enumerate(GROUPS, start=1):
         start, rows = list(before), list[str]()
         for name in group.exhibits:
-            plan = plan_of(exhibit(name), "paper")
+            plan = plan_exhibit(read_exhibit(name), "paper")
             rows.append(_row(f"`{name}`", ", ".join(plan.needs), _added(before, [plan])))
             before.append(plan)
         whole = _row("all", "", _added(start, before[len(start) :]))
@@ -132,7 +132,7 @@ def section() -> str:
         lines += ["| exhibit | needs | tokens | H100 hours | on eight | cost | memory |"]
         lines += ["|---|---|--:|--:|--:|--:|--:|", *rows]
         lines += [whole, ""] if len(rows) > 1 else [""]
-    total = total_of(before)
+    total = total_cost(before)
     lines.append(
         f"Together {total.runs} runs, {_tokens(total)} tokens, {_hours(total):,.0f} H100 hours, "
         f"${_hours(total) * PRICE:,.0f} at ${PRICE:.2f} an hour."
@@ -140,28 +140,28 @@ def section() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _added(before: Iterable[Plan], plans: Iterable[Plan]) -> Total:
+def _added(before: Iterable[Plan], plans: Iterable[Plan]) -> TotalCost:
     """Return what exhibits take that those before them have not trained already."""
-    trained = {name for plan in before for name in plan.pieces}
-    return total_of(plans, trained.__contains__)
+    trained = {name for plan in before for name in plan.costs_by_folder}
+    return total_cost(plans, trained.__contains__)
 
 
-def _row(name: str, needs: str, total: Total) -> str:
+def _row(name: str, needs: str, total: TotalCost) -> str:
     if not total.runs:
         return f"| {name} | {needs} | – | – | – | – | {total.memory / 1e9:,.0f} GB |"
     hours = _hours(total)
     return (
         f"| {name} | {needs} | {_tokens(total)} | {_figure(hours)} | "
-        f"{_figure(total.on_eight / H100 / 3600)} | "
+        f"{_figure(total.busiest_card / H100 / 3600)} | "
         f"${_figure(hours * PRICE)} | {total.memory / 1e9:,.0f} GB |"
     )
 
 
-def _hours(total: Total) -> float:
+def _hours(total: TotalCost) -> float:
     return total.operations / H100 / 3600
 
 
-def _tokens(total: Total) -> str:
+def _tokens(total: TotalCost) -> str:
     return f"{total.tokens / 1e9:,.1f}B" if total.tokens >= 1e8 else f"{total.tokens / 1e6:,.1f}M"
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from wakeful.estimates import format_estimate
 from wakeful.runs.run import Run, read_record
-from wakeful_papers.exhibits.exhibit import SCALES, exhibit, natural
-from wakeful_papers.exhibits.judge import Judged, Verdict
-from wakeful_papers.reports.reproduction import BASES, found_of, told_apart
+from wakeful_papers.exhibits.exhibit import SCALES, natural_key, read_exhibit
+from wakeful_papers.exhibits.judge import JudgedExhibit, Verdict
+from wakeful_papers.reports.reproduction import BASES, format_difference, summarize_outcomes
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
 COLUMNS = "| claim | compared with | statistic and premise | the paper | here | verdict |"
-FIRST = exhibit("headline/values").paper
+FIRST = read_exhibit("headline/values").paper
 """The paper whose exhibits come first."""
 HEAD = """\
 # Verdicts
@@ -104,7 +104,7 @@ def main(folders: Iterable[Path], day: str) -> None:
     kept = {(each.exhibit, each.scale): each for each in read(PAGE.read_text("utf-8"))}
     for folder in folders:
         if Run.open(folder).header.status == "done":
-            judged = read_record(Judged, folder / "summary.json")
+            judged = read_record(JudgedExhibit, folder / "summary.json")
             kept[judged.exhibit, judged.scale] = section(judged)
         else:
             print(f"{folder} is unfinished: left out")
@@ -115,7 +115,7 @@ def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
     """Yield the page's lines."""
     scales = list[str](SCALES)
     every = sorted(
-        sections, key=lambda one: (one.paper, natural(one.exhibit), scales.index(one.scale))
+        sections, key=lambda one: (one.paper, natural_key(one.exhibit), scales.index(one.scale))
     )
     headline = [one for one in every if one.paper == FIRST]
     others = [one for one in every if one.paper != FIRST]
@@ -158,7 +158,7 @@ def _told(sections: Sequence[Section]) -> str:
     for scale in SCALES:
         at_it = [one for one in sections if one.scale == scale]
         if at_it:
-            told = told_apart([outcome for one in at_it for outcome in one.outcomes])
+            told = summarize_outcomes([outcome for one in at_it for outcome in one.outcomes])
             count = f"{len(at_it)} exhibit{'s' * (len(at_it) > 1)}"
             sentences.append(f"{scale.capitalize()} scale, {count}, {told}")
     return " ".join(sentences)
@@ -169,7 +169,7 @@ def _basis(line: str) -> str:
     return next((each for each in BASES if each and claim.endswith(f" *({each})*")), "")
 
 
-def section(judged: Judged) -> Section:
+def section(judged: JudgedExhibit) -> Section:
     """Return what the page says of an exhibit."""
     rows: list[str] = []
     seeds = max((verdict.seeds for verdict in judged.verdicts), default=0)
@@ -213,7 +213,7 @@ def _difference(verdict: Verdict, seeds: int) -> str:
     if verdict.difference is None:
         return "not measured"
     if verdict.error is None:
-        return found_of(verdict)[0]
+        return format_difference(verdict)[0]
     told = format_estimate(verdict.difference, verdict.error, "+")
     return told if verdict.seeds == seeds else f"{told}, {verdict.seeds} of {seeds} seeds"
 

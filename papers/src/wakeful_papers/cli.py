@@ -12,19 +12,19 @@ from wakeful_papers.options import ReproduceOptions
 def _run(arguments: list[str]) -> None:
     names, options = read_arguments("reproduce", arguments)
 
-    from wakeful_papers.verbs.reproduce import exhibit_listing, reproduce
+    from wakeful_papers.verbs.reproduce import list_exhibits, reproduce
 
     if not names and not options.all:
-        OUT.print(exhibit_listing(options))
+        OUT.print(list_exhibits(options))
         return
     done = reproduce(*names, options=options, display=progress_display)
     print_result(done, done.page)
 
 
 def _report(*folders: Path, **kwargs: Any) -> Any:
-    from wakeful_papers.verbs.reproduce import claims
+    from wakeful_papers.verbs.reproduce import write_claims_page
 
-    return claims(*folders, **kwargs)
+    return write_claims_page(*folders, **kwargs)
 
 
 REPRODUCE = Verb(

@@ -287,7 +287,7 @@ BASELINES: dict[str, Baseline] = {
 """By name."""
 
 
-def baseline_of(name: str) -> Baseline:
+def find_baseline(name: str) -> Baseline:
     """Return the baseline of a name, or raise `WakefulError`."""
     if name not in BASELINES:
         raise WakefulError(
@@ -371,7 +371,7 @@ def stages(
     name: str, setting: Setting, recipe: Recipe, heirs: Sequence[TrainingStage], folder: Path
 ) -> Iterator[TrainingStage]:
     """Yield a baseline's stages, which follow from the last heir's depth and steps."""
-    baseline, heir = baseline_of(name), heirs[-1]
+    baseline, heir = find_baseline(name), heirs[-1]
     steps = heir.offset + heir.steps
     if baseline.all_rounds:
         steps = sum(each.steps for each in heirs)
@@ -386,7 +386,7 @@ def stages(
     if then is None:
         yield make(name=name, steps=steps, start=start, objective=distill)
         return
-    half = half_way(steps, recipe.train.eval_every)
+    half = halfway_steps(steps, recipe.train.eval_every)
     yield make(name=f"{name}-1", steps=half, start=start)
 
     def second() -> Decoder:
@@ -395,7 +395,7 @@ def stages(
     yield make(name=name, steps=steps - half, offset=half, start=second)
 
 
-def half_way(steps: int, eval_every: int) -> int:
+def halfway_steps(steps: int, eval_every: int) -> int:
     """Return the steps of a first half, so that both halves are evaluated where others are."""
     every = min(eval_every or 1, steps // 2) or 1
     return max(every, steps // 2 // every * every)

@@ -1,4 +1,4 @@
-"""What `reproduce` may be told."""
+"""Options of `reproduce`."""
 
 import shlex
 from dataclasses import dataclass
@@ -60,14 +60,14 @@ class ReproduceOptions(FigureOptions):
     )
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """What decides the figures beside scale and seeds, as it is written on the command line."""
+    def settings(self) -> tuple[str, ...]:
+        """Settings besides scale and seeds that decide the figures, as on the command line."""
         texts = {
             "steps": str(self.steps or ""), "text": self.text, "tokenizer": self.tokenizer,
             "validation_text": self.validation_text, "dtype": self.dtype, "tuned": self.tuned,
         }  # fmt: skip
-        words = [[f"--{name}", value] for name, value in texts.items() if value]
-        words += [["--models", *self.models]] if self.models else []
+        arguments = [[f"--{name}", value] for name, value in texts.items() if value]
+        arguments += [["--models", *self.models]] if self.models else []
         flags = {"tasks": self.tasks, "compile": self.compile}
-        words += [[f"--{name}"] for name, value in flags.items() if value]
-        return tuple(map(shlex.join, words))
+        arguments += [[f"--{name}"] for name, value in flags.items() if value]
+        return tuple(map(shlex.join, arguments))

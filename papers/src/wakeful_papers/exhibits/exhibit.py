@@ -1,17 +1,17 @@
-"""Papers' exhibits as data: what is compared, what is measured, claimed and published.
+"""Exhibits of papers as data: the runs they compare, what they measure, claim and published.
 
-A folder of `papers` is a paper, with `paper.toml` for what its exhibits share, and a TOML file an
-exhibit, called "paper/file": `value-residual/fig6`. One of several sizes (`sizes`, each with its
-words for `{size}` in the title) is an exhibit a size, "paper/file-size": a table with sizes for
-keys stands for the value that each has, and one that names its `sizes` is of those alone. Figures
-are the papers' own. A row is a
-variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
-paper values count as equal where they differ by no more than the share `same`. A direction
-("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
-claims every direction of its table, and so does one that says `directions`. A claim is about a
-phenomenon that a baseline must show (`Premise`); premises.toml has those of figures that many
-exhibits have. A table without rows has those that were trained; its columns that say which way is
-better are ranked, group by group (`ranks`).
+A folder of `papers` is a paper. Its `paper.toml` has what its exhibits share; each other TOML file
+is an exhibit, named "paper/file": `value-residual/fig6`. A file with `sizes` is one exhibit per
+size, "paper/file-size", with the size's words for `{size}` in the title. In it a table whose keys
+are sizes stands for the value of this size, and a table with its own `sizes` exists in those alone.
+
+A row is a variant, by the name that it is trained under; a column is a figure of a run
+(`figures`), in the paper's own numbers. Published values count as equal if they differ by at most
+the share `same`. A direction ("lower", "higher", "same") replaces a value that is not known. Every
+direction of the table is a claim if the exhibit has no claims of its own or sets `directions`. A
+claim is about a phenomenon that a baseline must show (`Premise`); premises.toml has those of
+figures that many exhibits have. A table without rows gets the variants that were trained; its
+columns with a better side are ranked, group by group (`ranks`).
 """
 
 import dataclasses
@@ -33,33 +33,33 @@ Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 _PAPERS = resources.files("wakeful_papers") / "papers"
 _SHARED = "paper.toml"
-ALIKE = {"reference": "reference_on", "random": "random_total"}
-"""The rows that heirs are judged beside, by those that the paper has: their training is an heir's,
-its reference's steps and its own. The one is the reference trained on, the other random for all."""
-ALIKE_LABELS = {
+EQUAL_TRAINING = {"reference": "reference_on", "random": "random_total"}
+"""Rows with as much training as an heir (its reference's steps plus its own), by the paper's row
+that they replace: the reference trained further, and a random start trained for all these steps."""
+EQUAL_TRAINING_LABELS = {
     "reference_on": "reference, trained on",
     "random_total": "random, for the steps of reference and heir",
 }
-_INHERITED = ("heir", "middle", "attention", "mlp")
-"""Rows that are said to be better for what they inherit."""
-_SPEED = ("loss_over_training", "loss_after")
-"""Figures of how fast a row converges, which only an equal start makes comparable."""
+_HEIR_ROWS = ("heir", "middle", "attention", "mlp")
+"""Rows that the papers call better because of what they inherit."""
+_SPEED_FIGURES = ("loss_over_training", "loss_after")
+"""Figures of a row's convergence speed, comparable only between rows with an equal start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Premise:
-    """What must be there for a claim to say anything: a sink, say, where one is to vanish.
+    """The phenomenon that a claim presupposes, such as a sink that a cure removes.
 
-    It is there where the mean of `figure` over seeds is past `above`, or below `below`.
+    A row shows it if the mean of `figure` over seeds is above `above`, or below `below`.
     """
 
     says: str
     """The phenomenon: "outliers", "a sink"."""
     figure: str
     row: str = ""
-    """Where it is asked for. Empty: in the row that the claim's is compared with."""
+    """The row that must show it. Empty: the row that the claim's row is compared with."""
     only: bool = False
-    """Whether it is asked for in that row alone, not in the claim's own rows too."""
+    """True if only that row may show it; otherwise the two rows that are compared may too."""
     above: float | None = None
     below: float | None = None
 
@@ -68,23 +68,24 @@ class Premise:
             raise WakefulError(f"premise {self.says!r}: only = true needs a row")
 
     @property
-    def bar(self) -> str:
-        """What its figure must be past, in words."""
+    def threshold(self) -> str:
+        """The threshold of its figure, in words."""
         return (
             f"above {self.above:g} asked" if self.below is None else f"below {self.below:g} asked"
         )
 
-    def shown(self, value: float) -> bool:
-        """Whether a value of the figure is that of the phenomenon."""
+    def is_met(self, value: float) -> bool:
+        """Return True if a value of the figure shows the phenomenon."""
         over = self.above is not None and value > self.above
         return over or (self.below is not None and value < self.below)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence of the paper's, as a comparison of two figures of the same seed.
+    """A sentence of the paper as a comparison of two figures of the same seed.
 
-    It is of `figure` of `row` in `group` minus that of `than` in `than_group`, or minus `least`.
+    The difference is `figure` of `row` in `group` minus `figure` of `than` in `than_group`, or
+    minus `than_value`.
     """
 
     says: str
@@ -102,49 +103,49 @@ class Claim:
     published: float | None = None
     """The paper's difference, where it prints one."""
     published_scales: tuple[Scale, ...] = ()
-    """Where that difference can be expected. Empty: everywhere; a kurtosis depends on the width."""
+    """Scales that can be expected to show it. Empty: all; a kurtosis depends on the width."""
     same: float = 0.05
-    """For the directions "same", "not higher" and "not lower": the share of the other figure that
-    is no difference."""
+    """Margin of the directions "same", "not higher" and "not lower", as a share of the figure that
+    is compared with."""
     within: float | None = None
-    """The difference that is none, in the figure's own unit, in place of that share."""
+    """That margin in the figure's own unit, in place of a share."""
     scales: tuple[Scale, ...] = ()
-    """Where it is judged. Empty: everywhere, and of tasks where they are asked."""
+    """Scales at which it is judged. Empty: all; a claim about tasks only if they are evaluated."""
     premise: Premise | None = None
-    """Empty: the exhibit's, or the usual one of its figure."""
+    """Empty: the usual premise of its figure, or else the exhibit's."""
     alone: bool = False
-    """Of a number: whether the baseline may pass too, because no cure is claimed."""
+    """True if the baseline may pass the number `than_value` too, because no cure is claimed."""
     read_off: bool = False
-    """Whether its direction is read off two cells of a table, and no sentence says it."""
+    """True if no sentence states its direction, which is read off two cells of a table."""
     by_construction: bool = False
-    """Whether the setting makes it so: chosen until it held, or arithmetic."""
+    """True if the setting implies it: chosen until it held, or arithmetic."""
     own: bool = False
-    """Whether it is a claim of ours, about which the paper says nothing."""
+    """True if the claim is ours and the paper says nothing about it."""
 
     @property
-    def of_tasks(self) -> bool:
-        """Whether its figure is an accuracy on tasks."""
+    def is_about_tasks(self) -> bool:
+        """True if its figure is an accuracy on tasks."""
         return "acc_" in self.figure
 
-    def at(self, scale: Scale) -> "Claim":
-        """Return the claim at a scale: without a published difference not to be expected there."""
+    def at_scale(self, scale: Scale) -> "Claim":
+        """Return the claim, without a published difference that the scale cannot show."""
         expected = scale in (self.published_scales or SCALES)
         return self if expected else dataclasses.replace(self, published=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows that are compared among themselves: of one size, length or learning rate."""
+    """Rows that are compared with each other: of one size, length or learning rate."""
 
     label: str
     at: float | None = None
-    """Where the group stands on the axis of groups."""
+    """The group's value on the axis of groups, such as its length."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What its runs have in place of the others' configuration."""
+    """Fields of its runs' configuration that differ from the exhibit's."""
     inherit: Mapping[str, Any] = field(default_factory=dict)
-    """What its heirs have in place of the others', by the fields of `Heirs`."""
+    """Fields of its `Heirs` that differ from the exhibit's."""
     scales: tuple[Scale, ...] = ()
-    """Where it is run. Empty: everywhere."""
+    """Scales at which it is run. Empty: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +155,14 @@ class Heirs:
     keep: float = 0.5
     """Share of the reference's layers that the arms have."""
     baseline: tuple[str, ...] = ()
-    """The arms beside the heir."""
+    """The arms that are compared with the heir."""
     steps: float = 1.0
     """Steps of an arm, as a share of the reference's."""
     grow: float = 0.0
     """Share of the reference's layers that each round adds."""
     epochs: float = 0.0
-    """Passes over the tokens that the arms are trained on, the first of the text. 0: over as many
-    as there are."""
+    """Passes over the tokens that the arms are trained on, the first of the text. 0: these are all
+    of the text."""
 
 
 @dataclass(frozen=True)
@@ -169,33 +170,33 @@ class Existing:
     """A model that is not trained here."""
 
     source: str
-    """What `wakeful.load` reads."""
+    """A model that `wakeful.load` reads."""
     parameters: float
-    """0: not known before it is loaded."""
+    """0: unknown until it is loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Contents:
-    """What an exhibit's file says, and so the exhibit."""
+class _SharedFields:
+    """The fields that an exhibit's file and the exhibit have in common."""
 
     draw: tuple[str, ...] = ()
     """The drawings of its page, by `reports.charts.DRAWINGS`."""
     compare: str | dict[str, Any] = ""
-    """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
+    """The variants that are trained, in the paper's own numbers: a preset, or a table like one."""
     groups: Mapping[str, Group] = field(default_factory=dict)
     inherit: Heirs | None = None
     looks: int = 0
-    """Validation windows on which the trained models' layers are looked at; 0: none."""
+    """Validation windows on which the trained models' layers are measured; 0: none."""
     probes: tuple[str, ...] = ()
-    """What looks at them besides what a run logs anyway, by `verbs.reproduce.PROBES`."""
+    """Probes of these layers besides those of every run, by their names in `verbs.runs.PROBES`."""
     lengths: tuple[float, ...] = ()
-    """Other lengths at which they are looked at, as shares of the training length."""
+    """Other lengths at which they are measured, as shares of the training length."""
     schemes: tuple[str, ...] = ()
-    """Schemes that existing models are quantized by; what is trained has its own settings."""
+    """Schemes that existing models are quantized by; trained ones have settings of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spec(_Contents):
+class _Spec(_SharedFields):
     """An exhibit's file."""
 
     title: str
@@ -204,7 +205,7 @@ class _Spec(_Contents):
     settings: str = ""
     baseline: str = "vanilla"
     columns: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each figure the fields of its `Column`."""
+    """The fields of each figure's `Column`."""
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     directions: bool = False
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -213,7 +214,7 @@ class _Spec(_Contents):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exhibit(_Contents):
+class Exhibit(_SharedFields):
     """A figure or table of a paper."""
 
     name: str
@@ -221,104 +222,105 @@ class Exhibit(_Contents):
     paper: str
     """The paper's title."""
     claim: str
-    """What the paper says it shows, in a sentence."""
+    """The paper's statement of what it shows, in a sentence."""
     settings: str
-    """Where the settings that it lists are to be found; empty where it has something to measure."""
+    """For a table of settings, where these are; empty if the exhibit has something to measure."""
     table: PublishedTable
     scales: Mapping[str, TomlTable]
-    """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
-    `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
-    every group; `looks`, in place of the exhibit's; `tune`, how learning rates are chosen
-    (`Tuning`); `elsewhere`, a text besides its own on which a trained model's layers are looked at;
-    `without`, rows that are not trained; and `tasks`, lm-eval's, that the models are asked, whose
-    data comes from the hub."""
+    """Fields in place of the paper's, by the scale's name. Besides those of a configuration:
+    `models`, existing models by row; `references`, the models that heirs are made of, by group,
+    `all` for every group; `looks`, in place of the exhibit's; `tune`, the rule for learning rates
+    (`Tuning`); `elsewhere`, a second text on which a trained model's layers are measured;
+    `without`, rows that are not trained; and `tasks`, lm-eval's tasks, with data from the hub."""
     claims: tuple[Claim, ...]
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that the paper asked its models, in lm-eval's names."""
+        """The tasks on which the paper evaluates its models, by lm-eval's names."""
         return tuple(self.scales["paper"].get("tasks", ()))
 
     def claims_at(self, scale: Scale, tasks: Sequence[str]) -> tuple[Claim, ...]:
-        """Return the claims that are judged at a scale where models are asked these tasks.
+        """Return the claims that are judged at a scale if models are evaluated on these tasks.
 
-        Each has the published difference only where it can be expected.
+        A claim has its published difference only if the scale can be expected to show it.
         """
         return tuple(
-            claim.at(scale)
+            claim.at_scale(scale)
             for claim in self.claims
-            if scale in (claim.scales or SCALES) and (bool(tasks) or not claim.of_tasks)
+            if scale in (claim.scales or SCALES) and (bool(tasks) or not claim.is_about_tasks)
         )
 
     @property
     def title(self) -> str:
-        """What the exhibit is called in its paper."""
+        """The exhibit's title in its paper."""
         return self.table.title
 
     @property
     def heading(self) -> str:
-        """The title with the paper's, where it does not hold it already."""
-        named = self.paper in self.title or self.name.startswith("own/")
-        return self.title if named else f"{self.paper}: {self.title}"
+        """The title, with the paper's in front unless it is part of it."""
+        is_complete = self.paper in self.title or self.name.startswith("own/")
+        return self.title if is_complete else f"{self.paper}: {self.title}"
 
 
 @cache
 def exhibit_names() -> tuple[str, ...]:
-    """Return every exhibit's name, paper by paper in the order of the exhibits' numbers."""
-    return tuple(sorted(_tables(), key=natural))
+    """Return the names of all exhibits, sorted by paper and then by the exhibits' numbers."""
+    return tuple(sorted(_exhibit_tables(), key=natural_key))
 
 
-def exhibit(name: str) -> Exhibit:
-    """Return an exhibit by its name.
+def read_exhibit(name: str) -> Exhibit:
+    """Return the exhibit of a name.
 
     Raises:
-        WakefulError: there is none of that name.
+        WakefulError: no exhibit has that name.
     """
     if name not in exhibit_names():
         raise WakefulError(
-            f"there is no exhibit {name[:80]!r}{_meant(name)}; wakeful reproduce lists them"
+            f"there is no exhibit {name[:80]!r}{_suggest_exhibits(name)}; "
+            "wakeful reproduce lists them"
         )
-    return _read(name)
+    return _build_exhibit(name)
 
 
-def expanded(names: Sequence[str]) -> tuple[str, ...]:
-    """Return exhibits' names with those of all its exhibits in place of a paper's, `headline`."""
-    found: dict[str, None] = {}
+def expand_papers(names: Sequence[str]) -> tuple[str, ...]:
+    """Return exhibits' names, with all runnable exhibits of a paper in place of its name."""
+    expanded_names: dict[str, None] = {}
     for name in names:
-        of_paper = [each for each in exhibit_names() if each.startswith(f"{name}/")]
-        runnable = [each for each in of_paper if not exhibit(each).settings]
-        found |= dict.fromkeys(runnable or [name])
-    return tuple(found)
+        of_paper = [full for full in exhibit_names() if full.startswith(f"{name}/")]
+        runnable = [full for full in of_paper if not read_exhibit(full).settings]
+        expanded_names |= dict.fromkeys(runnable or [name])
+    return tuple(expanded_names)
 
 
-def _meant(name: str) -> str:
-    """Return a hint at what an unknown name may mean.
+def _suggest_exhibits(name: str) -> str:
+    """Return a hint at the exhibits that an unknown name may mean.
 
-    Without a paper it is that exhibit of each; of one that has it with suffixes alone all these.
+    A name without a paper means the exhibit of that name in every paper; in a paper that has it
+    only with suffixes, all of these.
     """
-    own = {known: known.partition("/")[2] for known in exhibit_names()}
-    wanted = name.casefold()
-    if "/" not in name and not any(_begins(wanted, last) for last in own.values()):
-        wanted = next(iter(get_close_matches(wanted, own.values(), n=1)), "")
-    found = [known for known, last in own.items() if _begins(wanted, last)]
-    if "/" in name or not found:
-        return did_you_mean(name, own)
-    whole = [known for known in found if own[known] == wanted]
-    papers = {known.partition("/")[0] for known in whole}
-    found = [known for known in found if known in whole or known.partition("/")[0] not in papers]
-    *others, last = map(repr, found)
-    return f" (did you mean {', '.join(others)}{' or ' if others else ''}{last}?)"
+    stems = {full: full.partition("/")[2] for full in exhibit_names()}
+    stem = name.casefold()
+    if "/" not in name and not any(_has_stem(last, stem) for last in stems.values()):
+        stem = next(iter(get_close_matches(stem, stems.values(), n=1)), "")
+    matches = [full for full, last in stems.items() if _has_stem(last, stem)]
+    if "/" in name or not matches:
+        return did_you_mean(name, stems)
+    exact = [full for full in matches if stems[full] == stem]
+    papers = {full.partition("/")[0] for full in exact}
+    matches = [full for full in matches if full in exact or full.partition("/")[0] not in papers]
+    *firsts, last = map(repr, matches)
+    return f" (did you mean {', '.join(firsts)}{' or ' if firsts else ''}{last}?)"
 
 
-def _begins(wanted: str, name: str) -> bool:
-    """Tell whether an exhibit's name is this one, alone or with a suffix: fig15a, fig6-medium."""
-    return bool(wanted) and re.fullmatch(rf"{re.escape(wanted)}([a-z]|-.+)?", name) is not None
+def _has_stem(name: str, stem: str) -> bool:
+    """Return True if an exhibit's name is `stem`, alone or with a suffix: fig15a, fig6-medium."""
+    return bool(stem) and re.fullmatch(rf"{re.escape(stem)}([a-z]|-.+)?", name) is not None
 
 
 @cache
-def _read(name: str) -> Exhibit:
-    shared = _toml(_PAPERS / name.partition("/")[0] / _SHARED)
-    spec: _Spec = from_table(_Spec, _tables()[name])
+def _build_exhibit(name: str) -> Exhibit:
+    shared = _read_toml(_PAPERS / name.partition("/")[0] / _SHARED)
+    spec: _Spec = from_table(_Spec, _exhibit_tables()[name])
     columns = tuple(
         from_table(Column, {"figure": figure, **entry}) for figure, entry in spec.columns.items()
     )
@@ -328,8 +330,8 @@ def _read(name: str) -> Exhibit:
         for key, cell in row.items()
         if key != "label"
     }
-    claim, note, settings = (
-        " ".join(words.split()) for words in (spec.claim, spec.note, spec.settings)
+    statement, note, settings = (
+        " ".join(text.split()) for text in (spec.claim, spec.note, spec.settings)
     )
     table = PublishedTable(
         spec.title, note, spec.baseline, columns,
@@ -339,22 +341,22 @@ def _read(name: str) -> Exhibit:
         scale: merge_tables(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
         for scale in SCALES
     }
-    directions = _claims(table) if spec.directions or not spec.claims else ()
-    claims = (*directions, *_trained_alike(spec, scales))
+    directions = _table_claims(table) if spec.directions or not spec.claims else ()
+    claims = (*directions, *_add_equal_training_claims(spec, scales))
     return Exhibit(
-        **{each.name: getattr(spec, each.name) for each in dataclasses.fields(_Contents)},
-        name=name, paper=shared["title"], claim=claim, settings=settings, table=table,
+        **{key.name: getattr(spec, key.name) for key in dataclasses.fields(_SharedFields)},
+        name=name, paper=shared["title"], claim=statement, settings=settings, table=table,
         scales=scales,
         claims=tuple(
-            each if each.premise else dataclasses.replace(each, premise=premise_of(
-                each, spec.baseline) or spec.premise)
-            for each in claims
+            claim if claim.premise else dataclasses.replace(claim, premise=usual_premise(
+                claim, spec.baseline) or spec.premise)
+            for claim in claims
         ),
     )  # fmt: skip
 
 
-def _claims(table: PublishedTable) -> Iterator[Claim]:
-    """Yield each direction of a table as a claim."""
+def _table_claims(table: PublishedTable) -> Iterator[Claim]:
+    """Yield every direction of a table as a claim."""
     for row, label in table.labels.items():
         for column in table.columns:
             direction = direction_of(table, row, column)
@@ -371,105 +373,107 @@ def _claims(table: PublishedTable) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _trained_alike(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Claim]:
-    """Yield an exhibit's own claims, and those about an heir with as much training on both sides.
+def _add_equal_training_claims(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Claim]:
+    """Yield an exhibit's own claims, and for those about heirs one with equal training.
 
-    The paper sets an heir beside a reference and a random start that have had as many steps as it
-    alone. Below the paper's scale both comparisons are judged.
+    The paper compares an heir with a reference and a random start trained for the heir's own steps
+    alone; the heir has had its reference's too (`EQUAL_TRAINING`). Both comparisons are judged
+    wherever the reference is trained here.
     """
     for claim in spec.claims:
         yield claim
         than = claim.than or spec.baseline
         grown = spec.inherit is not None and spec.inherit.grow and than == "random"
         if (
-            spec.inherit is None or grown or than not in ALIKE or claim.row not in _INHERITED
-            or claim.direction == "same" or claim.figure.endswith("tokens")
-            or claim.than_value is not None or claim.than_group
+            spec.inherit is None or grown or than not in EQUAL_TRAINING
+            or claim.row not in _HEIR_ROWS or claim.direction == "same"
+            or claim.figure.endswith("tokens") or claim.than_value is not None or claim.than_group
         ):  # fmt: skip
             continue
-        judged = claim.scales or SCALES
-        here = tuple(scale for scale in judged if "references" not in scales[scale])
-        if claim.figure.startswith(_SPEED) or not here:
+        trained_scales = tuple(
+            scale for scale in claim.scales or SCALES if "references" not in scales[scale]
+        )
+        if claim.figure.startswith(_SPEED_FIGURES) or not trained_scales:
             continue
         steps = {"reference": "trained on for as many steps",
                  "random": "trained for the steps of both"}[than]  # fmt: skip
         yield dataclasses.replace(
-            claim, says=f"{claim.says}, {steps}", than=ALIKE[than], published=None, scales=here,
-            own=True,
+            claim, says=f"{claim.says}, {steps}", than=EQUAL_TRAINING[than], published=None,
+            scales=trained_scales, own=True,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Usual(Premise):
-    """The premise of all claims of some figures: one in premises.toml."""
+class _UsualPremise(Premise):
+    """An entry of premises.toml: the premise of all claims about some figures."""
 
     of: str
-    """The figures, a regular expression, whose groups its `figure` has."""
+    """A regular expression for these figures; `figure` may refer to its groups."""
     why: str
-    """Where the number comes from."""
+    """The source of its threshold."""
 
 
 @cache
-def usual_premises() -> tuple[_Usual, ...]:
+def usual_premises() -> tuple[_UsualPremise, ...]:
     """Return the premises of figures that many exhibits have."""
-    table = _toml(resources.files("wakeful_papers.exhibits") / "premises.toml")
-    return from_table(tuple[_Usual, ...], table["premises"])
+    table = _read_toml(resources.files("wakeful_papers.exhibits") / "premises.toml")
+    return from_table(tuple[_UsualPremise, ...], table["premises"])
 
 
-def premise_of(claim: Claim, baseline: str) -> Premise | None:
-    """Return the usual premise of a claim that compares rows; None where its figure has none.
+def usual_premise(claim: Claim, baseline: str) -> Premise | None:
+    """Return the usual premise of a claim that compares rows; None if its figure has none.
 
-    What gets less must be in the row that the claim's is compared with, what comes back in the
-    exhibit's baseline.
+    If the claim is that a phenomenon shrinks, the row that is compared with must show it; if the
+    claim is that it grows again, the exhibit's baseline must.
     """
     if claim.than_value is not None:
         return None
-    for each in usual_premises():
-        if found := re.fullmatch(each.of, claim.figure):
-            more = "lower" if each.above is None else "higher"
+    for usual in usual_premises():
+        if match := re.fullmatch(usual.of, claim.figure):
+            grows = "lower" if usual.above is None else "higher"
             return Premise(
-                says=each.says, figure=found.expand(each.figure), above=each.above,
-                below=each.below, row=baseline if claim.direction == more else "",
+                says=usual.says, figure=match.expand(usual.figure), above=usual.above,
+                below=usual.below, row=baseline if claim.direction == grows else "",
             )  # fmt: skip
     return None
 
 
 @cache
-def _tables() -> dict[str, TomlTable]:
-    """Return each exhibit's table by its name."""
-    found: dict[str, TomlTable] = {}
+def _exhibit_tables() -> dict[str, TomlTable]:
+    """Return the TOML table of every exhibit by the exhibit's name."""
+    tables: dict[str, TomlTable] = {}
     for paper in _PAPERS.iterdir():
         for file in paper.iterdir():
             if file.name == _SHARED:
                 continue
-            table, name = _toml(file), f"{paper.name}/{file.name.removesuffix('.toml')}"
+            table, name = _read_toml(file), f"{paper.name}/{file.name.removesuffix('.toml')}"
             sizes: dict[str, str] = table.pop("sizes", {"": ""})
-            for size, words in sizes.items():
-                own = _of_size(table, size, sizes)
-                own["title"] = own["title"].replace("{size}", words)
-                found[f"{name}-{size}" if size else name] = own
-    return found
+            for size, size_label in sizes.items():
+                own = _select_size(table, size, sizes)
+                own["title"] = own["title"].replace("{size}", size_label)
+                tables[f"{name}-{size}" if size else name] = own
+    return tables
 
 
-def _of_size(value: Any, size: str, sizes: Mapping[str, str]) -> Any:
-    """Return what a value is in one of a file's sizes; None where it is not of this size."""
+def _select_size(value: Any, size: str, sizes: Mapping[str, str]) -> Any:
+    """Return a value of a file as it is in one of its sizes; None if this size lacks it."""
     if isinstance(value, list):
-        return [own for each in value if (own := _of_size(each, size, sizes)) is not None]
+        return [own for each in value if (own := _select_size(each, size, sizes)) is not None]
     if not isinstance(value, dict) or not value:
         return value
     if value.keys() <= sizes.keys():
         return value.get(size)
     if size not in value.get("sizes", sizes):
         return None
-    found = {key: _of_size(each, size, sizes) for key, each in value.items() if key != "sizes"}
-    return {key: own for key, own in found.items() if own is not None} or None
+    own = {key: _select_size(part, size, sizes) for key, part in value.items() if key != "sizes"}
+    return {key: part for key, part in own.items() if part is not None} or None
 
 
-def _toml(file: Traversable) -> TomlTable:
+def _read_toml(file: Traversable) -> TomlTable:
     return parse_toml(file.read_bytes(), file.name)
 
 
-def natural(name: str) -> list[str | int]:
-    """Order fig2 before fig10, and figures before tables."""
+def natural_key(name: str) -> list[str | int]:
+    """Return a sort key that has fig2 before fig10, and figures before tables."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if part.isdecimal() else part for part in parts]

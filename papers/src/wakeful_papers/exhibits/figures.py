@@ -1,4 +1,4 @@
-"""What a run came to, as plain figures and as curves, whatever kind of run it was."""
+"""Measurements of training runs and of heirs: plain figures, and curves over steps or layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,59 +10,61 @@ from wakeful.inheritance.outcome import Arm
 from wakeful.probes.base import Frame, block_outputs
 from wakeful.training.compared import TrainedRun
 from wakeful.training.tables import training_rows
-from wakeful_papers.exhibits.run_figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure_of
+from wakeful_papers.exhibits.run_figures import DAMAGE, DOMAIN, INCREASE, PLAIN, run_figure
 
 Curve = tuple[np.ndarray, np.ndarray]
-"""Where it was measured, and what."""
+"""Steps or layers, and the values at them."""
 PICTURES = ("attention_picture", "mean_attention", "hidden_picture")
-"""Metrics of `probes.pictures`: cells of a picture."""
+"""Metrics of `probes.pictures`, whose rows are the cells of a picture."""
 
 
 @dataclass(frozen=True)
-class SeenRow:
-    """One row of an exhibit with one seed."""
+class Measurement:
+    """The figures, curves and pictures of one row of an exhibit with one seed."""
 
     figures: Mapping[str, float]
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """`train_loss` and `validation_loss` by step, and `METRIC/VARIANT/POSITION` by layer."""
     pictures: Mapping[str, Frame] = field(default_factory=dict)
-    """The rows of each of `PICTURES` that was looked at; "row,column" is their `position`."""
+    """The rows of each of `PICTURES` that was measured; their `position` is "row,column"."""
 
-    def besides(self, layers: Frame | None, answers: Mapping[str, float]) -> "SeenRow":
-        """Return it with what its layers showed if they were looked at, and its figures on tasks by
-        `answer_name`.
+    def with_layers_and_tasks(
+        self, layers: Frame | None, task_figures: Mapping[str, float]
+    ) -> "Measurement":
+        """Return it with the probes' rows of its layers, if there are any, and with its figures on
+        tasks, by `task_figure_name`.
         """
-        figures = {**self.figures, **answers}
+        figures = {**self.figures, **task_figures}
         if layers is None:
-            return SeenRow(figures, self.curves)
+            return Measurement(figures, self.curves)
         pictures = {name: layers.filter(pl.col("metric") == name) for name in PICTURES}
-        found = {name: rows for name, rows in pictures.items() if rows.height}
-        return SeenRow(figures, {**self.curves, **of_layers(layers)}, found)
+        pictures = {name: rows for name, rows in pictures.items() if rows.height}
+        return Measurement(figures, {**self.curves, **layer_curves(layers)}, pictures)
 
 
-def seen_of_run(run: TrainedRun) -> SeenRow:
+def measure_run(run: TrainedRun) -> Measurement:
     """Return a finished training run's figures and curves."""
     schemes = (
         f"{kind}{scheme}" for scheme in run.summary.quantization for kind in (INCREASE, DAMAGE)
     )
     domains = (f"{DOMAIN}{name}" for name in run.summary.validation.domains or {})
     names = [*PLAIN, *run.summary.diagnosis, *schemes, *domains]
-    figures = {name: value for name in names if (value := figure_of(run, name)) is not None}
+    figures = {name: value for name in names if (value := run_figure(run, name)) is not None}
     tokens = float(run.summary.tokens)
     figures |= {"tokens": tokens, "all_tokens": tokens, "seconds": run.summary.seconds}
     curves = {"train_loss": train_curve([run]), "validation_loss": validation_curve(run)}
-    return SeenRow(figures, curves)
+    return Measurement(figures, curves)
 
 
 def validation_curve(run: TrainedRun) -> Curve:
-    """Return the validation loss by step, each as it was last written."""
+    """Return the validation loss by step; if a step was logged twice, its last value."""
     rows = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
     rows = rows.sort("step").drop_nulls("loss")
     return rows["step"].to_numpy(), rows["loss"].to_numpy()
 
 
-def answer_name(task: str, metric: str, shots: int = 0) -> str:
-    """Return what a task's figure is called: `acc_piqa`, or `acc_average` of their average.
+def task_figure_name(task: str, metric: str, shots: int = 0) -> str:
+    """Return the name of a task's figure: `acc_piqa`, or `acc_average` for the mean over tasks.
 
     With five shots it is `acc_mmlu_5_shots`.
     """
@@ -83,10 +85,10 @@ def train_curve(runs: Sequence[TrainedRun]) -> Curve:
     return np.concatenate(steps), np.concatenate(losses)
 
 
-def seen_of_arm(arm: Arm, training: Curve) -> SeenRow:
-    """Return the figures and curves of an heir or a baseline, as `seen_of_run`.
+def measure_arm(arm: Arm, training: Curve) -> Measurement:
+    """Return the figures and curves of an heir or a baseline, as `measure_run` does.
 
-    `all_tokens` are the `tokens` with those of the rounds of growth before it.
+    `all_tokens` includes those of the rounds of growth before it.
     """
     figures = {
         "loss": arm.loss,
@@ -100,22 +102,22 @@ def seen_of_arm(arm: Arm, training: Curve) -> SeenRow:
     last = {point.step: point.loss for point in arm.curve}
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])
-    return SeenRow(figures, {"train_loss": training, "validation_loss": (steps, curve)})
+    return Measurement(figures, {"train_loss": training, "validation_loss": (steps, curve)})
 
 
-def of_layers(frame: Frame) -> dict[str, Curve]:
-    """Return each metric of layers, `METRIC/VARIANT/POSITION`, by the layer's number from 1.
+def layer_curves(frame: Frame) -> dict[str, Curve]:
+    """Return each metric of layers as a curve `METRIC/VARIANT/POSITION` over layer numbers from 1.
 
-    `near_rank_1_share` is `near_rank_1`, which counts heads, over the heads that have a rank.
+    `near_rank_1_share` is `near_rank_1`, a number of heads, over the number of heads with a rank.
     """
     rows = block_outputs(frame).filter(pl.col("head").is_null())
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     for key, part in rows.group_by("metric", "variant", "position", maintain_order=True):
         measured = part.drop_nulls("value").sort("layer")
         layers = measured["layer"].to_numpy() + 1
-        found["/".join(map(str, key))] = (layers, measured["value"].to_numpy())
+        curves["/".join(map(str, key))] = (layers, measured["value"].to_numpy())
     heads = frame.filter(metric="rank").drop_nulls("head")["head"].n_unique()
-    if heads and "near_rank_1/paper/all" in found:
-        layers, counts = found["near_rank_1/paper/all"]
-        found["near_rank_1_share/paper/all"] = (layers, counts / heads)
-    return found
+    if heads and "near_rank_1/paper/all" in curves:
+        layers, counts = curves["near_rank_1/paper/all"]
+        curves["near_rank_1_share/paper/all"] = (layers, counts / heads)
+    return curves

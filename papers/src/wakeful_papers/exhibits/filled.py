@@ -1,4 +1,4 @@
-"""A published table filled in by a comparison: each figure with the printed one beside it."""
+"""A published table filled with a comparison's figures next to the printed ones."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,20 +6,18 @@ from dataclasses import dataclass
 
 from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.training.compared import ComparedRuns
-from wakeful_papers.exhibits.run_figures import figure_of
+from wakeful_papers.exhibits.run_figures import run_figure
 from wakeful_papers.exhibits.table import PublishedTable
 
 
 @dataclass(frozen=True)
 class FilledCell:
-    """A figure's mean over seeds, and what is printed in its place."""
+    """A figure's mean over seeds, and the printed value."""
 
     value: Estimate | None
-    """None where no run measured it."""
-    separated: bool
-    """Whether the 95% interval of its difference to the baseline's, paired over seeds, leaves out
-    zero.
-    """
+    """None if no run measured it."""
+    is_significant: bool
+    """True if the 95% interval of its paired difference from the baseline's excludes zero."""
     printed: float | str | None
 
 
@@ -33,8 +31,8 @@ class FilledRow:
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A published table with measured figures in its place."""
+class FilledTable:
+    """A published table with measured figures in its cells."""
 
     published: PublishedTable
     rows: tuple[FilledRow, ...]
@@ -42,14 +40,14 @@ class Filled:
     """Printed rows that the comparison does not have."""
 
 
-def as_trained(comparison: ComparedRuns, layout: PublishedTable) -> PublishedTable:
-    """Return a table without rows as one of the comparison's own, with the columns it measured."""
+def with_trained_rows(comparison: ComparedRuns, layout: PublishedTable) -> PublishedTable:
+    """Return a table; one without rows gets the comparison's variants and measured columns."""
     if layout.labels:
         return layout
     columns = tuple(
         column
         for column in layout.columns
-        if any(by_seed(comparison, variant, column.figure) for variant in comparison.variants)
+        if any(seed_figures(comparison, variant, column.figure) for variant in comparison.variants)
     )
     return dataclasses.replace(
         layout,
@@ -59,48 +57,51 @@ def as_trained(comparison: ComparedRuns, layout: PublishedTable) -> PublishedTab
     )
 
 
-def filled(comparison: ComparedRuns, layout: PublishedTable) -> Filled:
-    """Return a table with a comparison's figures in it."""
-    layout = as_trained(comparison, layout)
-    labels, there = layout.labels.items(), comparison.variants
+def fill_table(comparison: ComparedRuns, layout: PublishedTable) -> FilledTable:
+    """Return a published table filled with a comparison's figures."""
+    layout = with_trained_rows(comparison, layout)
+    labels, variants = layout.labels.items(), comparison.variants
     figures = [column.figure for column in layout.columns]
     rows = (
-        FilledRow(name, label, tuple(_cell(comparison, layout, name, each) for each in figures))
+        FilledRow(name, label, tuple(_cell(comparison, layout, name, figure) for figure in figures))
         for name, label in labels
-        if name in there
+        if name in variants
     )
-    missing = (label for name, label in labels if name not in there)
-    return Filled(layout, tuple(rows), tuple(missing))
+    missing = (label for name, label in labels if name not in variants)
+    return FilledTable(layout, tuple(rows), tuple(missing))
 
 
 def _cell(comparison: ComparedRuns, layout: PublishedTable, variant: str, name: str) -> FilledCell:
-    values = by_seed(comparison, variant, name)
-    base = by_seed(comparison, layout.baseline, name)
-    # As everywhere on the page, of the seeds that both have where there are any.
+    values = seed_figures(comparison, variant, name)
+    base = seed_figures(comparison, layout.baseline, name)
+    # As everywhere on the page, only seeds that both have count, if there are any.
     values = {seed: value for seed, value in values.items() if seed in base} or values
     return FilledCell(
         mean_and_error([*values.values()]) if values else None,
-        variant != layout.baseline and separated(paired(values, base)),
+        variant != layout.baseline and is_significant(paired_differences(values, base)),
         layout.cells.get((variant, name)),
     )
 
 
-def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return the differences of two variants' figures, of the seeds that both have."""
-    return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+def paired_differences(
+    values: Mapping[int, float], baseline_values: Mapping[int, float]
+) -> list[float]:
+    """Return a variant's figures minus the baseline's, for the seeds that both have."""
+    shared = [seed for seed in values if seed in baseline_values]
+    return [values[seed] - baseline_values[seed] for seed in shared]
 
 
-def separated(gaps: Sequence[float]) -> bool:
-    """Whether the 95% interval of the mean of paired differences leaves out zero."""
-    if not gaps:
+def is_significant(differences: Sequence[float]) -> bool:
+    """Return True if the 95% interval of the mean of paired differences excludes zero."""
+    if not differences:
         return False
-    mean, error = mean_and_error(gaps)
-    return abs(mean) > interval_half_width(error, len(gaps))
+    mean, error = mean_and_error(differences)
+    return abs(mean) > interval_half_width(error, len(differences))
 
 
-def by_seed(comparison: ComparedRuns, variant: str, name: str) -> dict[int, float]:
-    """Return a figure of a variant's finished runs, those that measured it, by seed."""
+def seed_figures(comparison: ComparedRuns, variant: str, name: str) -> dict[int, float]:
+    """Return a figure by seed, for a variant's finished runs that measured it."""
     if variant not in comparison.variants:
         return {}
-    found = {run.seed: figure_of(run, name) for run in comparison.of(variant)}
-    return {seed: value for seed, value in found.items() if value is not None}
+    values = {run.seed: run_figure(run, name) for run in comparison.of(variant)}
+    return {seed: value for seed, value in values.items() if value is not None}

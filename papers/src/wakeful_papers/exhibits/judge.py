@@ -1,7 +1,7 @@
 """Verdicts: a published direction against the 95% interval of a paired difference over seeds.
 
-One that presupposes what is not there, or that the baseline passes too, is not applicable; one
-whose rows no run has measured is not run.
+A claim is not applicable if the phenomenon that it presupposes is absent, or if the baseline passes
+it too. It is "not run" if no run has measured its rows.
 """
 
 import math
@@ -10,55 +10,55 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from wakeful.estimates import format_estimate, interval_half_width, mean_and_error
-from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
-from wakeful_papers.exhibits.exhibit import ALIKE_LABELS, Claim, Exhibit, Premise, Scale
+from wakeful_papers.exhibits.derived import TO_BASELINE, Results, row_figure
+from wakeful_papers.exhibits.exhibit import EQUAL_TRAINING_LABELS, Claim, Exhibit, Premise, Scale
 from wakeful_papers.exhibits.outcomes import MARGINS, Claimed, Outcome, outcome_of
 
-Fate = Literal[Outcome, "not applicable", "not run"]
-"""What becomes of a claim."""
-Grounds = Literal[
+VerdictOutcome = Literal[Outcome, "not applicable", "not run"]
+"""The outcome of a claim."""
+Basis = Literal[
     "", "by construction", "read off a table's cells", "loss in place of accuracy", "a stand-in's",
     "of ours",
 ]  # fmt: skip
-"""What a verdict rests on besides what the paper says and measures; empty where on that alone."""
+"""The basis of a verdict, if it is another than what the paper says and measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of a claim."""
+    """The outcome of a claim, and the figures behind it."""
 
     says: str
     group: str
-    """The label of the group it is judged in; empty where there is one alone."""
+    """Label of the group that it is judged in; empty if the exhibit or the claim has only one."""
     figure: str
     direction: Claimed
     published: float | None
     difference: float | None
-    """The mean over seeds; None where a run did not measure it."""
+    """The mean over seeds; None if no run measured it."""
     error: float | None
     low: float | None
     """The 95% interval of the difference; None of a single seed."""
     high: float | None
     seeds: int
-    outcome: Fate
+    outcome: VerdictOutcome
     beside: str = ""
-    """What it is compared with: a row's label, or a number."""
+    """The label of the row, or the number, that it is compared with."""
     asked: str = ""
-    """What its premise asks for; empty where it has none."""
-    basis: Grounds = ""
+    """Its premise in words, with the threshold; empty if it has none."""
+    basis: Basis = ""
     because: str = ""
-    """What its premise's figure came to where it has one; why it is not applicable."""
+    """The value of its premise's figure, or the reason why it is not applicable."""
     premise: float | None = None
     """The mean over seeds of its premise's figure, in the row that should show it."""
     direct: Outcome | None = None
-    """What the difference alone says, where that is not the outcome."""
+    """The outcome by the difference alone, if it is another than `outcome`."""
     margin: float | None = None
-    """The difference that counts as none; None for a claim of "lower" or "higher"."""
+    """Size up to which a difference counts as none; None for a claim of "lower" or "higher"."""
 
     @property
     def size(self) -> bool | None:
-        """Whether the published difference lies in the interval; None where there is none, or of
-        two seeds, whose interval holds nearly everything.
+        """True if the published difference lies in the interval; None if there is none, or for two
+        seeds, whose interval contains nearly everything.
         """
         if self.published is None or self.low is None or self.high is None or self.seeds < 3:
             return None
@@ -66,7 +66,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedExhibit:
     """summary.json of an exhibit."""
 
     exhibit: str
@@ -74,14 +74,14 @@ class Judged:
     paper: str
     title: str
     claim: str
-    """What the paper says it shows."""
+    """The paper's statement of what it shows."""
     scale: str
     headline: str
     """The scale in words."""
     verdicts: tuple[Verdict, ...]
 
 
-def verdicts(
+def judge_claims(
     exhibit: Exhibit,
     results: Results,
     scale: Scale,
@@ -90,30 +90,30 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Judge the claims of an exhibit at a scale where models were asked these tasks.
 
-    One that names no group is judged once in each. `stand_ins` are the rows and groups that are of
-    other models than the paper's.
+    A claim that names no group is judged once per group. `stand_ins` are the rows and groups whose
+    models are not the paper's.
     """
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for claim in exhibit.claims_at(scale, tasks):
         groups = [claim.group] if claim.group else list(results.groups)
         for group in groups:
-            pair = _Pair(exhibit, claim, group, results)
-            basis: Grounds = "read off a table's cells" if claim.read_off else ""
+            group_claim = _GroupClaim(exhibit, claim, group, results)
+            basis: Basis = "read off a table's cells" if claim.read_off else ""
             if claim.own:
                 basis = "of ours"
             if claim.by_construction:
                 basis = "by construction"
             if exhibit.tasks and not tasks:
                 basis = "loss in place of accuracy"
-            if claim.row in stand_ins or group in stand_ins or pair.other[1] in stand_ins:
+            if claim.row in stand_ins or group in stand_ins or group_claim.compared[1] in stand_ins:
                 basis = "a stand-in's"
-            found.append(replace(pair.verdict(), basis=basis))
-    return tuple(found)
+            verdicts.append(replace(group_claim.judge(), basis=basis))
+    return tuple(verdicts)
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """A claim in a group."""
+class _GroupClaim:
+    """A claim, to be judged in one group."""
 
     exhibit: Exhibit
     claim: Claim
@@ -121,25 +121,26 @@ class _Pair:
     results: Results
 
     @property
-    def other(self) -> tuple[str, str]:
-        """Group and row that the claim's is compared with; of a number the baseline's."""
+    def compared(self) -> tuple[str, str]:
+        """Group and row that the claim's row is compared with; the baseline's if with a number."""
         claim = self.claim
-        usual = claim.row if claim.than_group else self.exhibit.table.baseline
-        return claim.than_group or self.group, claim.than or usual
+        default = claim.row if claim.than_group else self.exhibit.table.baseline
+        return claim.than_group or self.group, claim.than or default
 
-    def verdict(self) -> Verdict:
-        """Judge it."""
+    def judge(self) -> Verdict:
+        """Return the claim's verdict in this group."""
         claim, pairs = self.claim, self._pairs(self.claim.row)
         mean = error = low = high = None
         premise = claim.premise
         if pairs:
-            mean, spread = mean_and_error([a - b for a, b in pairs])
-            if not math.isnan(spread):
-                error, beyond = spread, interval_half_width(spread, len(pairs))
-                low, high = mean - beyond, mean + beyond
+            mean, standard_error = mean_and_error([a - b for a, b in pairs])
+            if not math.isnan(standard_error):
+                error = standard_error
+                half_width = interval_half_width(error, len(pairs))
+                low, high = mean - half_width, mean + half_width
         groups = self.exhibit.groups
         label = groups[self.group].label if self.group in groups else ""
-        told = Verdict(
+        verdict = Verdict(
             says=claim.says,
             group="" if claim.group else label,
             figure=claim.figure,
@@ -151,37 +152,43 @@ class _Pair:
             high=high,
             seeds=len(pairs),
             outcome=self._outcome(pairs) if pairs else "not run",
-            beside=self._beside(),
-            asked=f"{premise.says}: {premise.figure} {premise.bar}" if premise else "",
+            beside=self._comparison_label(),
+            asked=f"{premise.says}: {premise.figure} {premise.threshold}" if premise else "",
             margin=self._margin(pairs) if claim.direction in MARGINS else None,
         )
-        return self._held_to_premise(self._held_to_baseline(told))
+        return self._check_premise(self._check_baseline(verdict))
 
-    def _beside(self) -> str:
+    def _comparison_label(self) -> str:
+        """Return the label of the row, or the number, that the claim's row is compared with."""
         if self.claim.than_value is not None:
             return f"{self.claim.than_value:g}"
-        group, row = self.other
-        label = (ALIKE_LABELS | dict(self.exhibit.table.labels)).get(row, row)
+        group, row = self.compared
+        label = (EQUAL_TRAINING_LABELS | dict(self.exhibit.table.labels)).get(row, row)
         groups = self.exhibit.groups
         return f"{label} ({groups[group].label})" if self.claim.than_group else label
 
     def _pairs(self, row: str) -> list[tuple[float, float]]:
-        """Return the figure of a row and what it is compared with, of each seed that has both."""
-        ours = self._figures(self.claim.figure, self.group, row)
+        """Return (value of a row, value that it is compared with) for each seed that has both."""
+        values = self._figures(self.claim.figure, self.group, row)
         if self.claim.than_value is not None:
-            return [(value, self.claim.than_value) for value in ours.values()]
-        theirs = self._figures(self.claim.figure, *self.other)
-        return [(value, theirs[seed]) for seed, value in ours.items() if seed in theirs]
+            return [(value, self.claim.than_value) for value in values.values()]
+        compared_values = self._figures(self.claim.figure, *self.compared)
+        return [
+            (value, compared_values[seed])
+            for seed, value in values.items()
+            if seed in compared_values
+        ]
 
     def _figures(self, figure: str, group: str, row: str) -> dict[int, float]:
-        found = {
-            seed: figure_of(self.results, group, row, seed, figure) for seed in self.results.seeds
+        """Return a figure of a row by seed, for the seeds that measured it."""
+        values = {
+            seed: row_figure(self.results, group, row, seed, figure) for seed in self.results.seeds
         }
-        return {seed: value for seed, value in found.items() if value is not None}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     def _margin(self, pairs: Sequence[tuple[float, float]]) -> float | None:
-        """Return the difference that counts as none; None if it is a share of a figure that was not
-        measured.
+        """Return the size up to which a difference counts as none; None if it is a share of a
+        figure that was not measured.
         """
         if self.claim.within is not None or not pairs:
             return self.claim.within
@@ -191,11 +198,11 @@ class _Pair:
         difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
         return outcome_of(self.claim.direction, difference, len(pairs), self._margin(pairs) or 0.0)
 
-    def _held_to_baseline(self, told: Verdict) -> Verdict:
-        """Return a verdict on a number as not applicable where the baseline passes too.
+    def _check_baseline(self, verdict: Verdict) -> Verdict:
+        """Return a verdict on a number as not applicable if the baseline passes the number too.
 
-        What is said of published models, of heirs beside their reference and by measures that
-        compare with the baseline is no cure that it could do without. A reversal stands.
+        Claims about published models or heirs, and measures that compare with the baseline, are
+        exempt: they are no cures that the baseline could do without. A reversal stands.
         """
         claim, baseline = self.claim, self.exhibit.table.baseline
         published = self.exhibit.scales["paper"].get("models", {})
@@ -203,58 +210,56 @@ class _Pair:
         if (
             claim.than_value is None or claim.alone or self.exhibit.inherit is not None
             or claim.row == baseline or {claim.row, baseline} & set(published)
-            or measure in TO_BASELINE or told.outcome == "reversed"
+            or measure in TO_BASELINE or verdict.outcome == "reversed"
         ):  # fmt: skip
-            return told
-        theirs = self._pairs(baseline)
-        if self._outcome(theirs) != "confirmed":
-            return told
-        value = format_estimate(*mean_and_error([value for value, _ in theirs]))
-        return _not_applicable(told, f"{baseline} passes too, with {value}")
+            return verdict
+        baseline_pairs = self._pairs(baseline)
+        if self._outcome(baseline_pairs) != "confirmed":
+            return verdict
+        value = format_estimate(*mean_and_error([value for value, _ in baseline_pairs]))
+        return _not_applicable(verdict, f"{baseline} passes too, with {value}")
 
-    def _held_to_premise(self, told: Verdict) -> Verdict:
-        """Return a verdict as not applicable where its phenomenon is in no row that it is about.
+    def _check_premise(self, verdict: Verdict) -> Verdict:
+        """Return a verdict as not applicable if none of its rows shows the premise's phenomenon.
 
-        These are the premise's row and, unless it is asked for there `only`, both that are
-        compared, so that a row that has what its baseline lacks is judged. A reversal stands unless
-        the whole 95% interval of every row is on the wrong side: a mean alone does not take one
-        back.
+        Its rows are the premise's and, unless that is the `only` one, both that are compared, so
+        that a row is judged if it shows what its baseline lacks. A reversal stands unless the whole
+        95% interval of every row is on the wrong side: a mean alone does not revoke it.
         """
         premise = self.claim.premise
         if premise is None:
-            return told
-        rows = [] if premise.only else [self.other, (self.group, self.claim.row)]
+            return verdict
+        rows = [] if premise.only else [self.compared, (self.group, self.claim.row)]
         if premise.row:
             rows.insert(0, (self.group, premise.row))
-        seen = {row: list(self._figures(premise.figure, *row).values()) for row in rows}
-        measured = {row: values for row, values in seen.items() if values}
-        if not measured or (told.outcome == "not run" and rows[0] not in measured):
-            return replace(told, because=f"whether there is {premise.says} was not measured")
+        values_by_row = {row: list(self._figures(premise.figure, *row).values()) for row in rows}
+        measured = {row: values for row, values in values_by_row.items() if values}
+        if not measured or (verdict.outcome == "not run" and rows[0] not in measured):
+            return replace(verdict, because=f"whether there is {premise.says} was not measured")
         (_, row), values = next(iter(measured.items()))
         mean = mean_and_error(values)
-        value = f"{premise.figure} of {row} is {format_estimate(*mean)}, {premise.bar}"
-        told = replace(
-            told, premise=mean[0], because=told.because or f"{premise.says}: {value}"
-        )  # fmt: skip
-        surely = told.outcome == "reversed"
-        if told.outcome == "not applicable" or not all(
-            _absent(premise, each, surely=surely) for each in measured.values()
+        value = f"{premise.figure} of {row} is {format_estimate(*mean)}, {premise.threshold}"
+        because = verdict.because or f"{premise.says}: {value}"
+        verdict = replace(verdict, premise=mean[0], because=because)
+        by_interval = verdict.outcome == "reversed"
+        if verdict.outcome == "not applicable" or not all(
+            _is_absent(premise, values, by_interval=by_interval) for values in measured.values()
         ):
-            return told
-        return _not_applicable(told, f"no {premise.says.removeprefix('a ')}: {value}")
+            return verdict
+        return _not_applicable(verdict, f"no {premise.says.removeprefix('a ')}: {value}")
 
 
-def _not_applicable(told: Verdict, because: str) -> Verdict:
-    direct = None if told.outcome == "not run" else told.outcome
+def _not_applicable(verdict: Verdict, because: str) -> Verdict:
+    direct = None if verdict.outcome == "not run" else verdict.outcome
     assert direct != "not applicable"
-    return replace(told, outcome="not applicable", direct=direct, because=because)
+    return replace(verdict, outcome="not applicable", direct=direct, because=because)
 
 
-def _absent(premise: Premise, values: Sequence[float], *, surely: bool) -> bool:
-    """Whether the mean shows no phenomenon or, `surely`, the whole 95% interval, which of a single
-    seed is infinite.
+def _is_absent(premise: Premise, values: Sequence[float], *, by_interval: bool) -> bool:
+    """Return True if the mean does not show the phenomenon or, `by_interval`, if nothing in the 95%
+    interval does, which is infinite for a single seed.
     """
     mean, error = mean_and_error(values)
-    beyond = interval_half_width(error, len(values)) if surely else 0.0
-    edges = (mean - beyond, mean + beyond)
-    return not math.isnan(beyond) and not any(map(premise.shown, edges))
+    half_width = interval_half_width(error, len(values)) if by_interval else 0.0
+    edges = (mean - half_width, mean + half_width)
+    return not math.isnan(half_width) and not any(map(premise.is_met, edges))

@@ -1,4 +1,4 @@
-"""An exhibit at a scale: which runs it takes, and what they cost."""
+"""Plans: the runs that an exhibit takes at a scale, and their cost."""
 
 import dataclasses
 import math
@@ -33,8 +33,8 @@ from wakeful.digests import joined_sha256, json_digest
 from wakeful.errors import WakefulError
 from wakeful_papers import depth, normalizers, norms, routes  # noqa: F401  # exhibits name their classes
 from wakeful_papers.exhibits.exhibit import (
-    ALIKE,
-    ALIKE_LABELS,
+    EQUAL_TRAINING,
+    EQUAL_TRAINING_LABELS,
     SCALES,
     Exhibit,
     Existing,
@@ -43,14 +43,14 @@ from wakeful_papers.exhibits.exhibit import (
 )
 from wakeful_papers.exhibits.rescaled import rescale_rows
 from wakeful_papers.exhibits.size import (
-    BYTES_A_PARAMETER,
-    BYTES_A_WEIGHT,
+    BYTES_PER_PARAMETER,
+    BYTES_PER_WEIGHT,
     Size,
     run_size,
     tokens_of,
 )
 from wakeful_papers.exhibits.tuning import Tuning
-from wakeful_papers.heirs import baseline_of
+from wakeful_papers.heirs import find_baseline
 
 
 @dataclass(frozen=True)
@@ -63,92 +63,91 @@ class Job:
 
     @cached_property
     def folder(self) -> str:
-        """What the run is called among others: equal configurations share one folder."""
+        """Name of the run's folder among all runs: equal configurations share one folder."""
         table = config_to_table(self.config)
         del table["name"]
         return f"{self.config.model.num_layers}x{self.config.model.width}-{json_digest(table)[:12]}"
 
-    def seeded(self, seed: int) -> Config:
-        """Return the configuration with a seed, called by its row."""
+    def config_with_seed(self, seed: int) -> Config:
+        """Return the configuration with a seed, under the row's name."""
         train = dataclasses.replace(self.config.train, seed=seed)
         return dataclasses.replace(self.config, name=self.row, train=train)
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """What runs take, very roughly."""
+    """The cost of runs, very roughly."""
 
     runs: int
     tokens: float
     operations: float
-    """Floating-point operations: of training as `operations_of` counts them; of a model whose shape
-    is not known 6 a parameter and token in training, 2 in reading."""
+    """Floating-point operations: those of training as `operations_of` counts them; for a model of
+    unknown shape 6 per parameter and token in training and 2 in inference."""
     disk: float
     """Bytes of the checkpoints."""
 
 
 Stage = Literal["rows", "heirs", "reading"]
-"""The order within an exhibit: a cluster trains rows, then heirs; models are read where the command
-runs."""
+"""Stages of an exhibit, in order: a cluster trains rows, then heirs; models are read on the machine
+on which the command runs."""
 
 
 @dataclass(frozen=True)
-class Piece(RunCost):
-    """What one run takes, or one reference's heirs and baselines together."""
+class FolderCost(RunCost):
+    """The cost of a folder: of one run, or of one reference's heirs and baselines together."""
 
     stage: Stage
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an exhibit takes at a scale."""
+    """The runs that an exhibit takes at a scale."""
 
     exhibit: Exhibit
-    """With as many looks as there are at this scale."""
+    """The exhibit, with this scale's `looks`."""
     scale: Scale
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
-    """Of an inheritance the references, a row `reference` each."""
+    """The training runs; those of an inheritance train the references, as rows `reference`."""
     heirs: Mapping[str, Heirs]
-    """The inheritance of each group; none where nothing is inherited."""
+    """The inheritance of each group; empty if nothing is inherited."""
     existing: Mapping[str, Existing]
-    """The models, by row, that are looked at and not trained."""
+    """The models, by row, that are measured and not trained."""
     references: Mapping[str, Existing]
-    """The models that heirs are made of where the jobs do not train them, by group; `all` is of
-    every group."""
+    """The models that heirs are made of and no job trains, by group; `all` is for every group."""
     elsewhere: str
-    """The text besides its own on which a trained model is looked at; empty where there is none."""
+    """A second text on which trained models are measured; empty for none."""
     tasks: tuple[str, ...]
-    """lm-eval's tasks that the models are asked."""
+    """lm-eval's tasks on which the models are evaluated."""
     config: Config
-    """The scale's own configuration: its text, device and arithmetic."""
+    """The scale's configuration: its text, device and arithmetic."""
     tuning: Tuning | None = None
-    """How each row's learning rate is chosen first; None where the rates are as written."""
+    """The rule for each row's learning rate; None if the rates stay as the exhibit has them."""
 
     @cached_property
-    def models(self) -> tuple[Size, ...]:
+    def model_sizes(self) -> tuple[Size, ...]:
         """The size of each job's model, or of the reference in its place."""
-        found: list[Size] = []
+        sizes: list[Size] = []
         for job in self.jobs:
-            given = self.reference_of(job.group)
-            if given is None:
-                found.append(run_size(job.config))
+            reference = self.reference_of(job.group)
+            if reference is None:
+                sizes.append(run_size(job.config))
                 continue
-            count = int(given.parameters)
-            # Nobody trains it: its weights are there while its heir is trained.
-            a_weight = BYTES_A_WEIGHT + BYTES_A_PARAMETER * self.heirs[job.group].keep
-            found.append(Size(count, 6.0 * count, round(a_weight * count)))
-        return tuple(found)
+            count = int(reference.parameters)
+            # It is not trained: its weights are in memory while its heir is trained.
+            bytes_per_weight = BYTES_PER_WEIGHT + BYTES_PER_PARAMETER * self.heirs[job.group].keep
+            sizes.append(Size(count, 6.0 * count, round(bytes_per_weight * count)))
+        return tuple(sizes)
 
     def reference_of(self, group: str) -> Existing | None:
-        """Return the model that a group's heirs are made of, where no job trains it."""
+        """Return the model that a group's heirs are made of; None if a job trains it."""
         return self.references.get(group, self.references.get("all"))
 
     @property
     def parameters(self) -> int:
         """Parameters of the largest model."""
-        given = (int(each.parameters) for each in self.existing.values())
-        return max((*(size.parameters for size in self.models), *given), default=0)
+        existing = (int(model.parameters) for model in self.existing.values())
+        return max((*(size.parameters for size in self.model_sizes), *existing), default=0)
 
     @property
     def tokens(self) -> int:
@@ -156,59 +155,63 @@ class Plan:
         return max((tokens_of(job.config) for job in self.jobs), default=0)
 
     @property
-    def stretch(self) -> int:
+    def tokens_per_seed(self) -> int:
         """Tokens of the text that an existing model reads with each seed."""
         return self.exhibit.looks * LENGTH
 
     @cached_property
-    def pieces(self) -> Mapping[str, Piece]:
-        """The runs, by where they lie among those of other exhibits: what is called alike is done
-        once.
-        """
-        found: dict[str, Piece] = {}
-        for job, size in zip(self.jobs, self.models, strict=True):
-            tokens, kept = tokens_of(job.config), 2 if job.config.train.checkpoint_every else 1
-            operations, disk = size.operations * tokens, 12.0 * size.parameters * kept
+    def costs_by_folder(self) -> Mapping[str, FolderCost]:
+        """The cost of each folder among the runs of all exhibits, which share equal folders."""
+        costs: dict[str, FolderCost] = {}
+        for job, size in zip(self.jobs, self.model_sizes, strict=True):
+            tokens = tokens_of(job.config)
+            checkpoints = 2 if job.config.train.checkpoint_every else 1
+            operations, disk = size.operations * tokens, 12.0 * size.parameters * checkpoints
             for seed in self.seeds:
                 if self.reference_of(job.group) is None:
-                    found[f"{job.folder}/seed-{seed}"] = Piece(1, tokens, operations, disk, "rows")
+                    path = f"{job.folder}/seed-{seed}"
+                    costs[path] = FolderCost(1, tokens, operations, disk, "rows")
                 if heirs := self.heirs_of(job):
-                    runs, arms = _heirs_runs(heirs, job.config.model.num_layers)
+                    runs, arms = _count_heir_runs(heirs, job.config.model.num_layers)
                     share = heirs.steps * arms
-                    found[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = Piece(
+                    costs[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = FolderCost(
                         runs, share * tokens, share * operations, share * disk, "heirs"
                     )
         if self.tuning is not None:
-            trials = (self.trial(job, each) for job in self.tunes for each in self.tuning.multiples)
-            found |= self.of_trials(trials).pieces
+            trials = (
+                self.trial_job(job, multiple)
+                for job in self.tuned_jobs
+                for multiple in self.tuning.multiples
+            )
+            costs |= self.trial_plan(trials).costs_by_folder
         exhibit = self.exhibit
         facts = [self.config.data.source, exhibit.looks, exhibit.schemes, *exhibit.probes]
-        for given in self.existing.values():
+        for model in self.existing.values():
             for seed in self.seeds:
-                name = f"{short(given.source)}-read-{json_digest(facts)[:12]}/seed-{seed}"
-                operations = 2.0 * given.parameters * self.stretch
-                found[name] = Piece(1, self.stretch, operations, 0.0, "reading")
-        return found
+                name = f"{file_label(model.source)}-read-{json_digest(facts)[:12]}/seed-{seed}"
+                operations = 2.0 * model.parameters * self.tokens_per_seed
+                costs[name] = FolderCost(1, self.tokens_per_seed, operations, 0.0, "reading")
+        return costs
 
     @property
-    def tunes(self) -> tuple[Job, ...]:
-        """The jobs whose rates are tried: all rows, or of an inheritance the references."""
-        return tuple(job for job in self.jobs if self.tuned_as(job) == job.row)
+    def tuned_jobs(self) -> tuple[Job, ...]:
+        """The jobs whose learning rates are tuned: all rows, or an inheritance's references."""
+        return tuple(job for job in self.jobs if self.rate_row(job) == job.row)
 
-    def tuned_as(self, job: Job) -> str:
-        """Return the row whose rate a job has: what stands beside heirs has their reference's."""
+    def rate_row(self, job: Job) -> str:
+        """Return the row whose learning rate a job uses: beside heirs, their reference's."""
         return "reference" if job.group in self.heirs else job.row
 
-    def trial(self, job: Job, multiple: float) -> Job:
-        """Return the trial of a multiple of a job's rate."""
+    def trial_job(self, job: Job, multiple: float) -> Job:
+        """Return the trial of a multiple of a job's learning rate."""
         assert self.tuning is not None
         return Job(
             job.group, f"{job.row} at {multiple:g} times its rate",
-            self.tuning.trial(job.config, multiple),
+            self.tuning.trial_config(job.config, multiple),
         )  # fmt: skip
 
-    def of_trials(self, trials: Iterable[Job]) -> "Plan":
-        """Return the plan of some trials alone."""
+    def trial_plan(self, trials: Iterable[Job]) -> "Plan":
+        """Return a plan of these trials alone."""
         assert self.tuning is not None
         return dataclasses.replace(
             self, jobs=tuple(trials), seeds=(self.tuning.seed,), heirs={}, existing={},
@@ -216,32 +219,32 @@ class Plan:
         )  # fmt: skip
 
     def heirs_of(self, job: Job) -> Heirs | None:
-        """Return the inheritance from what a job trains; None where nothing is inherited."""
-        return None if job.row == ALIKE["random"] else self.heirs.get(job.group)
+        """Return the inheritance from a job's model; None if nothing is inherited from it."""
+        return None if job.row == EQUAL_TRAINING["random"] else self.heirs.get(job.group)
 
     def heirs_folder(self, job: Job, seed: int) -> str:
-        """Return what the inheritance from a job's reference is called among the runs."""
+        """Return the folder's name, among all runs, of the inheritance from a job's reference."""
         facts = [heirs_table(self, job, seed), self.heirs[job.group].baseline]
         return f"{self.reference_name(job)}-heirs-{json_digest(facts)[:12]}"
 
     def reference_name(self, job: Job) -> str:
-        """Return what a job's reference is called in the names of files."""
-        given = self.reference_of(job.group)
-        return f"{short(given.source)}-{job.folder}" if given else job.folder
+        """Return the name of a job's reference in the names of files."""
+        model = self.reference_of(job.group)
+        return f"{file_label(model.source)}-{job.folder}" if model else job.folder
 
     @property
     def memory(self) -> int:
         """Bytes that the largest run takes, very roughly."""
         return self.memory_of(1)
 
-    def memory_of(self, at_once: int) -> int:
-        """Return the bytes that the largest runs take, `at_once` together, very roughly.
+    def memory_of(self, parallel_runs: int) -> int:
+        """Return the bytes that the largest runs take, so many in parallel, very roughly.
 
-        None at a time leaves the largest model that is read and not trained.
+        With 0 it is the bytes of the largest model that is read and not trained.
         """
-        read = (int(BYTES_A_WEIGHT * each.parameters) for each in self.existing.values())
-        sizes = sorted((size.memory for size in self.models for _ in self.seeds), reverse=True)
-        return max(sum(sizes[:at_once]), *read, 0)
+        existing = (int(BYTES_PER_WEIGHT * model.parameters) for model in self.existing.values())
+        sizes = sorted((size.memory for size in self.model_sizes for _ in self.seeds), reverse=True)
+        return max(sum(sizes[:parallel_runs]), *existing, 0)
 
     @property
     def text(self) -> str:
@@ -251,62 +254,63 @@ class Plan:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The texts, models and tasks that it reads, without who published them."""
+        """The texts, models and tasks that it reads, without their publishers' names."""
         of_hub = r"hf:(?:[^\s?\"',/]+/)?([^\s?\"',]+)"
         texts = re.findall(of_hub, f"{self.text} {self.elsewhere}") or [self.text]
         models = (*self.existing.values(), *self.references.values())
-        names = (each.source.rpartition("/")[2] for each in models)
+        names = (model.source.rpartition("/")[2] for model in models)
         return tuple(dict.fromkeys([*texts, *names, *self.tasks]))
 
     @property
-    def _others(self) -> dict[str, str]:
-        """The sources that are not the paper's models, by the rows they stand in."""
-        theirs = self.exhibit.scales["paper"].get("models", {})
+    def _replacements(self) -> dict[str, str]:
+        """The sources, by row, of models that replace the paper's."""
+        published_models = self.exhibit.scales["paper"].get("models", {})
         return {
-            row: each.source
-            for row, each in self.existing.items()
-            if each.source != theirs.get(row, {}).get("source")
+            row: model.source
+            for row, model in self.existing.items()
+            if model.source != published_models.get(row, {}).get("source")
         }
 
     @property
-    def shown(self) -> Exhibit:
-        """The exhibit with the words of this plan's rows: one of another model names that too."""
+    def labeled_exhibit(self) -> Exhibit:
+        """The exhibit with labels for all rows, which name models that replace the paper's."""
         table = self.exhibit.table
-        labels = ALIKE_LABELS | {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
-                   for row, source in self._others.items()}  # fmt: skip
-        table = dataclasses.replace(table, labels={**table.labels, **labels})
+        labels = {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
+                  for row, source in self._replacements.items()}  # fmt: skip
+        labels = {**table.labels, **EQUAL_TRAINING_LABELS, **labels}
+        table = dataclasses.replace(table, labels=labels)
         return dataclasses.replace(self.exhibit, table=table)
 
     @property
-    def _other_references(self) -> dict[str, str]:
-        """Of the groups of heirs whose reference is not the paper's, which one, in words."""
-        theirs, found = self.exhibit.scales["paper"].get("references", {}), dict[str, str]()
+    def _reference_notes(self) -> dict[str, str]:
+        """A note for each group of heirs whose reference is not the paper's."""
+        published, notes = self.exhibit.scales["paper"].get("references", {}), dict[str, str]()
         for group in self.heirs:
-            ours, given = self.reference_of(group), theirs.get(group, theirs.get("all"))
-            if given and (ours is None or ours.source != given["source"]):
-                what = ours.source if ours else "a model trained here"
-                found[group] = f"{what} in place of {given['source'].rpartition('/')[2]}"
-        return found
+            model = self.reference_of(group)
+            paper_model = published.get(group, published.get("all"))
+            if paper_model and (model is None or model.source != paper_model["source"]):
+                source = model.source if model else "a model trained here"
+                notes[group] = f"{source} in place of {paper_model['source'].rpartition('/')[2]}"
+        return notes
 
     @property
-    def stood_in(self) -> frozenset[str]:
-        """The rows, and the groups of heirs, that are of other models than the paper's."""
-        return frozenset([*self._others, *self._other_references])
+    def stand_in_rows(self) -> frozenset[str]:
+        """The rows, and the groups of heirs, whose models are not the paper's."""
+        return frozenset([*self._replacements, *self._reference_notes])
 
     @property
-    def stand_ins(self) -> tuple[str, ...]:
-        """What stands in for the paper's models and tasks, in words."""
+    def stand_in_notes(self) -> tuple[str, ...]:
+        """A note for each replacement of the paper's models and tasks."""
         labels = self.exhibit.table.labels
-        found = [
-            f"{source} in place of {labels.get(row, row)}" for row, source in self._others.items()
-        ]
-        found += self._other_references.values()
+        notes = [f"{source} in place of {labels.get(row, row)}"
+                 for row, source in self._replacements.items()]  # fmt: skip
+        notes += self._reference_notes.values()
         if self.exhibit.tasks and not self.tasks:
-            found.append(f"validation loss in place of accuracy on {', '.join(self.exhibit.tasks)}")
-        return tuple(dict.fromkeys(found))
+            notes.append(f"validation loss in place of accuracy on {', '.join(self.exhibit.tasks)}")
+        return tuple(dict.fromkeys(notes))
 
 
-def plan_of(
+def plan_exhibit(
     exhibit: Exhibit,
     scale: Scale,
     *,
@@ -315,148 +319,159 @@ def plan_of(
     models: Sequence[str] = (),
     tasks: bool = False,
 ) -> Plan:
-    """Return what an exhibit takes at a scale.
+    """Return the plan of an exhibit at a scale.
 
     An exhibit is written in the paper's own numbers. At another scale every row is the same
     variation of that scale's model: a number in which a row differs keeps its ratio (`rescaled`).
     `changes` are fields by their dotted names, in place of the scale's; `models` are pretrained
-    ones in place of its own; with `tasks` the models are asked the paper's tasks at any scale.
+    ones in place of its own; with `tasks` models are evaluated on the paper's tasks at any scale.
 
     Raises:
-        WakefulError: the exhibit has nothing to run, or a row is not a whole configuration there.
+        WakefulError: the exhibit has nothing to run, or a row's configuration is not valid there.
     """
     if exhibit.settings:
         raise WakefulError(
             f"{exhibit.name} lists settings and has nothing to measure: {exhibit.settings}"
         )
-    own = exhibit.compare or {}
-    own = read_preset_table(own) if isinstance(own, str) else own
-    common = {key: value for key, value in own.items() if key not in (*COMPARISON_KEYS, "preset")}
+    comparison = exhibit.compare or {}
+    if isinstance(comparison, str):
+        comparison = read_preset_table(comparison)
+    common = {
+        key: value for key, value in comparison.items() if key not in (*COMPARISON_KEYS, "preset")
+    }
     settings: TomlTable = dict(exhibit.scales[scale])
-    by_group, by_row = settings.pop("groups", {}), settings.pop("variants", {})
+    group_fields, row_fields = settings.pop("groups", {}), settings.pop("variants", {})
     existing = from_table(dict[str, Existing], settings.pop("models", {}))
     references = from_table(dict[str, Existing], settings.pop("references", {}))
     if models:
-        existing, references = _instead(exhibit, models, existing, references)
+        existing, references = _replace_models(exhibit, models, existing, references)
     elsewhere = settings.pop("elsewhere", "")
     without = settings.pop("without", ())
     rule = settings.pop("tune", None)
     tuning = None if rule is None else from_table(Tuning, rule)
     exhibit = dataclasses.replace(exhibit, looks=settings.pop("looks", exhibit.looks))
-    asks = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
-    asked = tuple(seeds or read_seeds(settings))
-    if len(set(asked)) < len(asked) or not all(0 <= seed < 2**63 for seed in asked):
-        raise WakefulError(f"seeds are different numbers in [0, 2**63), got {list(asked)}")
-    start = {"preset": own["preset"]} if "preset" in own else {}
+    task_names = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
+    seeds = tuple(seeds or read_seeds(settings))
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise WakefulError(f"seeds are different numbers in [0, 2**63), got {list(seeds)}")
+    start = {"preset": comparison["preset"]} if "preset" in comparison else {}
     target = merge_tables(merge_tables(start, common), settings)
     for name, value in (changes or {}).items():
         target = merge_tables(target, nest_value(name, value))
-    to = config_from_table(_plain(target, exhibit.name))
-    table = _plain({**start, **common}, exhibit.name)
-    native = config_from_table(table)
+    scale_config = config_from_table(_config_table(target, exhibit.name))
+    table = _config_table({**start, **common}, exhibit.name)
+    paper_config = config_from_table(table)
     if not exhibit.compare:
-        return Plan(exhibit, scale, asked, (), {}, existing, references, elsewhere, asks, to)
+        return Plan(
+            exhibit, scale, seeds, (), {}, existing, references, elsewhere, task_names, scale_config
+        )  # fmt: skip
     jobs: list[Job] = []
     heirs: dict[str, Heirs] = {}
     groups = {
-        key: each.fields
-        for key, each in exhibit.groups.items()
-        if scale in (each.scales or SCALES)
+        key: group.fields
+        for key, group in exhibit.groups.items()
+        if scale in (group.scales or SCALES)
     } or {"": {}}  # fmt: skip
-    variants = {"variants": own.get("variants", {"reference": {}})}
+    variants = {"variants": comparison.get("variants", {"reference": {}})}
     for group, fields in groups.items():
         if exhibit.inherit is not None:
-            own_heirs = exhibit.groups[group].inherit if group in exhibit.groups else {}
-            heirs[group] = from_table(Heirs, merge_tables(to_table(exhibit.inherit), own_heirs))
+            group_heirs = exhibit.groups[group].inherit if group in exhibit.groups else {}
+            heirs[group] = from_table(Heirs, merge_tables(to_table(exhibit.inherit), group_heirs))
         rows = split_variants("reference", {**merge_tables(table, fields), **variants})
-        # A group's own fields are laid over the scale's, those of its rows over both.
+        # A group's own fields override the scale's, those of its rows override both.
         configs = {
             name: config_from_table(entry) for name, entry in rows.items() if name not in without
         }
-        for name, config in rescale_rows(configs, native, to).items():
-            over = merge_tables(by_group.get(group, {}), by_row.get(name, {}))
-            whole = config
-            if over:
-                whole = config_from_table(merge_tables(config_to_table(config), over))
-            check_rules(whole.data, TRAINED)
-            jobs.append(Job(group, name, whole))
+        for name, rescaled in rescale_rows(configs, paper_config, scale_config).items():
+            config = rescaled
+            overrides = merge_tables(group_fields.get(group, {}), row_fields.get(name, {}))
+            if overrides:
+                config = config_from_table(merge_tables(config_to_table(config), overrides))
+            check_rules(config.data, TRAINED)
+            jobs.append(Job(group, name, config))
     plan = Plan(
-        exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, asks, to,
-        tuning,
+        exhibit, scale, seeds, tuple(jobs), heirs, existing, references, elsewhere, task_names,
+        scale_config, tuning,
     )  # fmt: skip
-    return _with_rows_alike(plan)
+    return _add_equal_training_rows(plan)
 
 
-def _with_rows_alike(plan: Plan) -> Plan:
-    """Return a plan with the rows that its heirs are judged beside (`ALIKE`), where it claims so.
+def _add_equal_training_rows(plan: Plan) -> Plan:
+    """Return a plan with the rows of equal training that its claims compare heirs with
+    (`EQUAL_TRAINING`).
 
-    Of a model that is not trained here nobody knows the steps: there are none beside its heirs.
+    The steps of a reference that is not trained here are unknown: its heirs get no such rows.
     """
     jobs, heirs = list(plan.jobs), dict(plan.heirs)
     claims = plan.exhibit.claims_at(plan.scale, plan.tasks)
     for job in plan.jobs:
         if job.group not in heirs or plan.reference_of(job.group):
             continue
-        beside = {claim.than for claim in claims if claim.group in ("", job.group)}
-        own = heirs[job.group]
-        if ALIKE["reference"] in beside:
-            heirs[job.group] = dataclasses.replace(own, baseline=(*own.baseline, "reference"))
-        if ALIKE["random"] in beside:
-            model = dataclasses.replace(job.config.model, num_layers=_depth(own, job))
-            steps = job.config.train.steps + _steps(own, job)
+        compared_rows = {claim.than for claim in claims if claim.group in ("", job.group)}
+        options = heirs[job.group]
+        if EQUAL_TRAINING["reference"] in compared_rows:
+            baselines = (*options.baseline, "reference")
+            heirs[job.group] = dataclasses.replace(options, baseline=baselines)
+        if EQUAL_TRAINING["random"] in compared_rows:
+            model = dataclasses.replace(job.config.model, num_layers=_heir_depth(options, job))
+            steps = job.config.train.steps + _heir_steps(options, job)
             train = dataclasses.replace(job.config.train, steps=steps)
             config = dataclasses.replace(job.config, model=model, train=train)
-            jobs.append(Job(job.group, ALIKE["random"], config))
+            jobs.append(Job(job.group, EQUAL_TRAINING["random"], config))
     return dataclasses.replace(plan, jobs=tuple(jobs), heirs=heirs)
 
 
-def _depth(heirs: Heirs, job: Job) -> int:
+def _heir_depth(heirs: Heirs, job: Job) -> int:
     return max(1, round(heirs.keep * job.config.model.num_layers))
 
 
-def _steps(heirs: Heirs, job: Job) -> int:
+def _heir_steps(heirs: Heirs, job: Job) -> int:
     return max(2, round(heirs.steps * job.config.train.steps))
 
 
-def _instead(
+def _replace_models(
     exhibit: Exhibit,
     models: Sequence[str],
     existing: dict[str, Existing],
     references: dict[str, Existing],
 ) -> tuple[dict[str, Existing], dict[str, Existing]]:
-    """Return the models that a user names, in place of the paper's; nobody knows their sizes.
+    """Return the existing models and references with the user's models in place of the paper's.
 
-    A name alone takes the next of the paper's places, and models that nobody names are not looked
-    at; but heirs need every reference. PLACE=MODEL takes that place, a row or a group of the
-    exhibit, and leaves those of the scale, `existing` and `references`, in the others.
+    The user's models have unknown sizes. A model's name alone takes the paper's next place, a row
+    or a group of the exhibit; models that are not named are not measured, but all references are
+    needed. PLACE=MODEL takes that place and keeps the scale's `existing` and `references` in the
+    others.
+
+    Raises:
+        WakefulError: the exhibit has no such models, or the names do not fit its places.
     """
-    theirs = [
+    published_models = [
         from_table(dict[str, Existing], exhibit.scales["paper"].get(name, {}))
         for name in ("models", "references")
     ]
-    places = {name: table for table, given in enumerate(theirs) for name in given}
+    places = {name: index for index, table in enumerate(published_models) for name in table}
     if not places:
         raise WakefulError(f"{exhibit.name} looks at no pretrained model: leave out --models")
-    named = dict(one.split("=", 1) for one in models if one.partition("=")[0] in places)
-    if named and len(named) < len(models):
+    by_place = dict(model.split("=", 1) for model in models if model.partition("=")[0] in places)
+    if by_place and len(by_place) < len(models):
         raise WakefulError(
-            f"--models names {len(named)} of {len(models)} models as PLACE=MODEL, each place once: "
-            f"name all so, or none; the places are {', '.join(places)}"
+            f"--models names {len(by_place)} of {len(models)} models as PLACE=MODEL, each place "
+            f"once: name all so, or none; the places are {', '.join(places)}"
         )
-    if len(models) > len(places) or (not named and len(models) < len(theirs[1])):
+    if len(models) > len(places) or (not by_place and len(models) < len(published_models[1])):
         raise WakefulError(
             f"{exhibit.name} looks at {len(places)} pretrained model"
             f"{'s' if len(places) > 1 else ''}, and --models names {len(models)}"
             + (f"; PLACE=MODEL names some of {', '.join(places)}" if len(places) > 1 else "")
         )
-    found = (dict(existing), dict(references)) if named else ({}, {})
-    for name, source in (named or dict(zip(places, models, strict=False))).items():
-        found[places[name]][name] = Existing(source, 0.0)
-    return found
+    tables = (dict(existing), dict(references)) if by_place else ({}, {})
+    for name, source in (by_place or dict(zip(places, models, strict=False))).items():
+        tables[places[name]][name] = Existing(source, 0.0)
+    return tables
 
 
-def short(source: str) -> str:
-    """Return what a model is called in the names of files."""
+def file_label(source: str) -> str:
+    """Return the name of a model in the names of files."""
     last = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source).name).strip("-.") or "model"
     return f"{last}-{joined_sha256(source)[:6]}"
 
@@ -464,28 +479,30 @@ def short(source: str) -> str:
 def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
     """Return the options of the inheritance from a reference, as tables; see `InheritOptions`.
 
-    The heir is that of When Attention Collapses, algorithm 1: the first layers, nothing solved in
-    place of the others, trained on the text. An arm is evaluated ten times, or a hundred where its
-    reference is as often. Its warmup is its reference's, but at most a fifth of its own steps, as
-    the paper's shortest arms have: at the smaller scales, which shorten the warmup less than the
-    rest, an arm of a tenth of the steps would not get past it.
+    The heir is that of When Attention Collapses, algorithm 1: the first layers, with nothing solved
+    in place of the others, trained on the text. An arm is evaluated ten times, or a hundred times
+    if its reference is. Its warmup is its reference's, but at most a fifth of its own steps, as for
+    the paper's shortest arms: the smaller scales shorten the warmup less than the rest, so an arm
+    of a tenth of the steps would not get past it.
     """
-    heirs, config = plan.heirs[job.group], job.seeded(seed)
-    steps = _steps(heirs, job)
+    heirs, config = plan.heirs[job.group], job.config_with_seed(seed)
+    steps = _heir_steps(heirs, job)
     table = config_to_table(config)
     train = table["train"] | {"steps": steps}
-    often = 0 < 100 * config.train.eval_every <= config.train.steps
-    train["eval_every"] = max(1, steps // (100 if often else 10))
-    theirs = ("tokenizer", "vocab_size", "max_tokens", "first_batch")
-    data = {key: value for key, value in table["data"].items() if key not in theirs}
+    is_evaluated_often = 0 < 100 * config.train.eval_every <= config.train.steps
+    train["eval_every"] = max(1, steps // (100 if is_evaluated_often else 10))
+    reference_keys = ("tokenizer", "vocab_size", "max_tokens", "first_batch")
+    data = {key: value for key, value in table["data"].items() if key not in reference_keys}
     if heirs.epochs:
-        trained = steps * config.train.batch_size * config.train.length
-        data["max_tokens"] = max(config.train.length + 1, round(trained / heirs.epochs))
+        tokens = steps * config.train.batch_size * config.train.length
+        data["max_tokens"] = max(config.train.length + 1, round(tokens / heirs.epochs))
     optimizer = table["optimizer"]
     optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps // 5)
     return {
         **(
-            {"keep": heirs.keep} if plan.reference_of(job.group) else {"layers": _depth(heirs, job)}
+            {"keep": heirs.keep}
+            if plan.reference_of(job.group)
+            else {"layers": _heir_depth(heirs, job)}
         ),
         "choose": "first",
         "bridge": {"map": "none"},
@@ -497,23 +514,24 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
     }
 
 
-def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
-    """Return the runs of an inheritance and what they cost over as many steps of its reference.
+def _count_heir_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
+    """Return the number of an inheritance's runs, and their cost as a multiple of that of as many
+    steps of the reference.
 
-    Each has the reference's shape with a share of its layers, but for the reference trained on;
-    growing ends with the last round.
+    Every run has the reference's shape with a share of its layers, or all of them if it trains the
+    reference further. Layers are added until the last round.
     """
     added = round(heirs.grow * num_layers)
     missing = num_layers - round(heirs.keep * num_layers)
     rounds = 1 + math.ceil(missing / added) if added else 1
     depths = [min(1.0, heirs.keep + number * added / num_layers) for number in range(rounds)]
-    whole = "reference" in heirs.baseline
-    others = [baseline_of(name) for name in heirs.baseline if name != "reference"]
-    times = sum(each.times * (rounds if each.all_rounds else 1) for each in others)
-    return rounds + len(heirs.baseline), sum(depths) + depths[-1] * times + whole
+    has_reference = "reference" in heirs.baseline
+    baselines = [find_baseline(name) for name in heirs.baseline if name != "reference"]
+    times = sum(line.times * (rounds if line.all_rounds else 1) for line in baselines)
+    return rounds + len(heirs.baseline), sum(depths) + depths[-1] * times + has_reference
 
 
-def _plain(table: TomlTable, name: str) -> TomlTable:
-    """Return a table on top of its preset, without what is said of a comparison."""
-    whole = merge_over_preset(table, name)
-    return {key: value for key, value in whole.items() if key not in COMPARISON_KEYS}
+def _config_table(table: TomlTable, name: str) -> TomlTable:
+    """Return a table merged over its preset, without the keys of a comparison."""
+    merged = merge_over_preset(table, name)
+    return {key: value for key, value in merged.items() if key not in COMPARISON_KEYS}

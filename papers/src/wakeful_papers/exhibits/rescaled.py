@@ -9,7 +9,7 @@ from wakeful.config.tables import TomlTable
 
 
 def rescale_rows(rows: Mapping[str, Config], base: Config, new_base: Config) -> dict[str, Config]:
-    """Return variants that differ from `new_base` as the given ones (`rows`) differ from `base`.
+    """Return variants that differ from `new_base` as `rows` differ from `base`.
 
     A field that is equal in a row and in `base` takes the value of `new_base`. A number that
     differs from `base` keeps its ratio to it: a row with 8 times the steps trains for 8 times the

@@ -9,12 +9,12 @@ from wakeful.training.validation import mean_loss
 
 INCREASE = "increase_"
 DOMAIN = "loss_"
-"""Before a domain's name, what its loss is called."""
+"""Prefix of the name of a domain's loss."""
 DAMAGE = "damage_"
 
 
-def figure_of(run: TrainedRun, name: str) -> float | None:
-    """Return one figure of a run; None if the run did not measure it.
+def run_figure(run: TrainedRun, name: str) -> float | None:
+    """Return a figure of a run by its name; None if the run did not measure it.
 
     Names: `loss` and `perplexity` of the validation set, `excess_loss` of a task, `loss_DOMAIN` of
     a part of a mixture; under a quantization scheme `increase_SCHEME` of the perplexity and
@@ -36,8 +36,8 @@ def figure_of(run: TrainedRun, name: str) -> float | None:
 
 
 def _steps_per_second(run: TrainedRun) -> float:
-    tokens_a_step = run.config.train.batch_size * run.config.train.length
-    return run.summary.tokens_per_second / tokens_a_step
+    tokens_per_step = run.config.train.batch_size * run.config.train.length
+    return run.summary.tokens_per_second / tokens_per_step
 
 
 def _step_milliseconds(run: TrainedRun) -> float | None:
@@ -58,7 +58,7 @@ def _megabytes(sizes: Mapping[str, int]) -> float | None:
         return sizes["peak"] / 1e6
     if not {"weights", "optimizer"} <= sizes.keys():
         return None
-    # A gradient takes what its weight does.
+    # A gradient takes as much memory as its weight.
     return (2 * sizes["weights"] + sizes["optimizer"]) / 1e6
 
 

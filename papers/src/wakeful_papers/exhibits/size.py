@@ -15,9 +15,9 @@ from wakeful.variants.roles import role_of
 
 H100 = 0.4 * 989e12
 """Operations per second of one H100 in bfloat16, at two fifths of its peak."""
-BYTES_A_PARAMETER = 16
+BYTES_PER_PARAMETER = 16
 """Bytes per parameter in training: weight, gradient and two moments in float32."""
-BYTES_A_WEIGHT = 4
+BYTES_PER_WEIGHT = 4
 """Bytes per parameter in inference: float32."""
 
 
@@ -49,7 +49,7 @@ def run_size(config: Config) -> Size:
     # twice in float32.
     blocks = model.num_layers * model.width * 17 * bytes_per_number
     activations = sequences * train.length * (blocks + 2 * 4 * model.vocab_size)
-    memory = BYTES_A_PARAMETER * parameters + activations
+    memory = BYTES_PER_PARAMETER * parameters + activations
     return Size(parameters, operations_of(model, train.length), memory)
 
 

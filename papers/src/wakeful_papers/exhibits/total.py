@@ -1,66 +1,67 @@
-"""What several exhibits take together, runs that they share counted once."""
+"""The total cost of several exhibits, with runs that they share counted once."""
 
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from wakeful.config.schema import DataConfig
-from wakeful_papers.exhibits.plan import Piece, Plan, RunCost, Stage
+from wakeful_papers.exhibits.plan import FolderCost, Plan, RunCost, Stage
 from wakeful_papers.exhibits.size import tokens_of
 
-CARDS = 8
-"""Those over which `Total.on_eight` deals out runs."""
+NUM_CARDS = 8
+"""Cards over which `TotalCost.busiest_card` distributes runs."""
 
 
 @dataclass(frozen=True)
-class Total(RunCost):
-    """What exhibits take together, very roughly."""
+class TotalCost(RunCost):
+    """The cost of several exhibits together, very roughly."""
 
     memory: int
     """Bytes of the largest run."""
-    on_eight: float
-    """Operations of the busiest card at best: `CARDS` cards share the runs, each run on one card
-    and the longest first, and heirs begin when all rows have ended."""
+    busiest_card: float
+    """Operations of the busiest of `NUM_CARDS` cards, if each run takes one card and the longest
+    runs start first; heirs begin when all rows have ended."""
 
 
-def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: False) -> Total:
-    """Return what exhibits take together: what they share once, without the runs that are `done`.
+def total_cost(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: False) -> TotalCost:
+    """Return the cost of several exhibits, without the runs that are `done`.
 
-    Their texts' tokens lie on the disk beside the checkpoints.
+    The texts' tokens take disk space as well as the checkpoints.
     """
-    left: dict[str, Piece] = {}
+    costs_by_folder: dict[str, FolderCost] = {}
     texts: dict[DataConfig, float] = {}
     memory = 0
     for plan in plans:
-        left |= {name: piece for name, piece in plan.pieces.items() if not done(name)}
+        new_costs = plan.costs_by_folder.items()
+        costs_by_folder |= {name: cost for name, cost in new_costs if not done(name)}
         memory = max(memory, plan.memory)
         for job in plan.jobs:
             data = job.config.data
             texts[data] = max(texts.get(data, 0.0), 4.0 * tokens_of(job.config))
-    pieces = left.values()
-    return Total(
-        runs=sum(piece.runs for piece in pieces),
-        tokens=sum(piece.tokens for piece in pieces),
-        operations=sum(piece.operations for piece in pieces),
-        disk=sum(piece.disk for piece in pieces) + sum(texts.values()),
+    costs = costs_by_folder.values()
+    return TotalCost(
+        runs=sum(cost.runs for cost in costs),
+        tokens=sum(cost.tokens for cost in costs),
+        operations=sum(cost.operations for cost in costs),
+        disk=sum(cost.disk for cost in costs) + sum(texts.values()),
         memory=memory,
-        on_eight=_busiest(pieces),
+        busiest_card=_busiest_card(costs),
     )
 
 
-def _busiest(pieces: Iterable[Piece]) -> float:
-    """Return the operations of the busiest card where `CARDS` share runs.
+def _busiest_card(costs: Iterable[FolderCost]) -> float:
+    """Return the operations of the busiest card if `NUM_CARDS` cards share the runs.
 
-    The longest run left goes to the card that is free first (Graham 1969's LPT rule, at most 4/3 of
-    the best packing). Heirs begin when the rows have ended; models are read on one card.
+    The longest remaining run goes to the card that is free first (Graham 1969's LPT rule, at most
+    4/3 of the best packing). Heirs begin when the rows have ended; models are read on one card.
     """
     stages: dict[Stage, list[float]] = {"rows": [], "heirs": [], "reading": []}
-    for piece in pieces:
-        stages[piece.stage].append(piece.operations)
-    whole = sum(stages.pop("reading"))
-    for costs in stages.values():
-        loads = [0.0] * CARDS
-        for cost in sorted(costs, reverse=True):
-            heapq.heapreplace(loads, loads[0] + cost)
-        whole += max(loads)
-    return whole
+    for cost in costs:
+        stages[cost.stage].append(cost.operations)
+    total = sum(stages.pop("reading"))
+    for operations in stages.values():
+        loads = [0.0] * NUM_CARDS
+        for count in sorted(operations, reverse=True):
+            heapq.heapreplace(loads, loads[0] + count)
+        total += max(loads)
+    return total

@@ -1,4 +1,4 @@
-"""What exhibits are drawn as: losses, layers, positions, groups, bars, attention."""
+"""Charts of exhibits: losses, layers, positions, groups, bars, attention."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,46 +24,46 @@ from wakeful.reports.charts import (
 )
 from wakeful.reports.terms import explain
 from wakeful.variants import build_call
-from wakeful_papers.exhibits.derived import At, Results, figure_of, relative
+from wakeful_papers.exhibits.derived import Results, RowRun, relative_train_loss, row_figure
 from wakeful_papers.exhibits.exhibit import Exhibit
-from wakeful_papers.exhibits.figures import Curve, SeenRow
+from wakeful_papers.exhibits.figures import Curve, Measurement
 from wakeful_papers.reports import pictures
 
 _PRINTED = "in the paper"
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 _RANKS = {"rank", "mass_columns"}
 
 
-def named(exhibit: Exhibit, group: str, row: str) -> str:
-    """Return what the published cells of a row are called: GROUP.ROW where there are groups."""
+def published_row(exhibit: Exhibit, group: str, row: str) -> str:
+    """Return the name of a row in the published cells: GROUP.ROW if they are by group."""
     full = f"{group}.{row}"
     return full if any(key == full for key, _ in exhibit.table.cells) else row
 
 
-def values_of(results: Results, group: str, row: str, figure: str) -> list[float]:
-    """Return a row's figure of every seed that has one."""
-    found = (figure_of(results, group, row, seed, figure) for seed in results.seeds)
-    return [value for value in found if value is not None]
+def figure_values(results: Results, group: str, row: str, figure: str) -> list[float]:
+    """Return a row's figure for every seed that measured it."""
+    values = (row_figure(results, group, row, seed, figure) for seed in results.seeds)
+    return [value for value in values if value is not None]
 
 
-def drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
-    """Return the charts, each with its title and a line that explains what it draws."""
-    names = Names(exhibit, results)
+def draw_exhibit(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
+    """Return the charts as (title, a line that explains the chart, drawing)."""
+    data = ChartData(exhibit, results)
     return [
-        (title, "; ".join(filter(None, (explain(expression), _described(drawing)))), drawing)
+        (title, "; ".join(filter(None, (explain(expression), _description(drawing)))), drawing)
         for expression in exhibit.draw
-        for title, drawing in build_call("draw", DRAWINGS, expression)(names)
+        for title, drawing in build_call("draw", DRAWINGS, expression)(data)
     ]
 
 
-def _described(drawing: Drawing) -> str:
-    """Return what a drawing says of itself."""
+def _description(drawing: Drawing) -> str:
+    """Return a drawing's own description, or an empty text."""
     return drawing.description if isinstance(drawing.description, str) else ""
 
 
 @dataclass(frozen=True)
-class Names:
-    """An exhibit's results with the words and colors of its rows."""
+class ChartData:
+    """An exhibit's results, with the labels and colors of its rows."""
 
     exhibit: Exhibit
     results: Results
@@ -84,7 +84,7 @@ class Names:
     def draw_lines(
         self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, height: int, **more: Any
     ) -> Drawing:
-        """Draw a line a row over the column x, with a legend."""
+        """Draw one line per row over the column x, with a legend."""
         tooltip = ["row:N", "x:Q", tip("value", ".4f")]
         chart = draw_lines(
             frame, "row", self.labels, x, y, tooltip, at="x", legend=alt.Legend(), **more
@@ -92,9 +92,9 @@ class Names:
         return chart.properties(height=height, width="container")
 
 
-def _each_group(names: Names, title: str, draw: Callable[[str], Drawing | None]) -> Titled:
-    """Draw a chart a group, of those that have something to draw."""
-    drawings = ((names.group(group), draw(group)) for group in names.results.groups)
+def _chart_per_group(data: ChartData, title: str, draw: Callable[[str], Drawing | None]) -> Titled:
+    """Draw a chart for each group that has something to draw."""
+    drawings = ((data.group(group), draw(group)) for group in data.results.groups)
     return [
         (" ".join(filter(None, (label, title))), drawing)
         for label, drawing in drawings
@@ -102,63 +102,59 @@ def _each_group(names: Names, title: str, draw: Callable[[str], Drawing | None])
     ]
 
 
-def relative_loss(names: Names) -> Titled:
-    """Draw the smoothed training loss minus the baseline's over steps, a chart a group."""
-    base = names.results.baseline
-    return _curves(
-        names, relative, "step", f"training loss minus {names.label(base)} (nats)", zero=True,
-    )  # fmt: skip
+def relative_loss(data: ChartData) -> Titled:
+    """Draw the smoothed training loss minus the baseline's over steps, one chart per group."""
+    title = f"training loss minus {data.label(data.results.baseline)} (nats)"
+    return _draw_curves(data, relative_train_loss, "step", title, zero=True)
 
 
-def losses(names: Names, *, curve: str = "validation_loss") -> Titled:
-    """Draw a loss over steps, a chart a group."""
+def losses(data: ChartData, *, curve: str = "validation_loss") -> Titled:
+    """Draw a loss over steps, one chart per group."""
     title = curve.replace("_", " ") + " (nats per token)"
-    return _curves(names, lambda at: at.curve(curve), "step", title)
+    return _draw_curves(data, lambda run: run.curve(curve), "step", title)
 
 
 def over_layers(
-    names: Names, *, metric: str, variant: str = "paper", position: str = "all", title: str = ""
+    data: ChartData, *, metric: str, variant: str = "paper", position: str = "all", title: str = ""
 ) -> Titled:
     """Draw a metric over the layers of the trained models."""
     name = f"{metric}/{variant}/{position}"
     title = title or metric.replace("_", " ")
     ranks = metric.partition("@")[0] in _RANKS
-    return _curves(names, lambda at: at.curve(name), "layer", title, ranks=ranks)
+    return _draw_curves(data, lambda run: run.curve(name), "layer", title, ranks=ranks)
 
 
-def over_positions(names: Names, *, metric: str, title: str = "", start: int = 0) -> Titled:
-    """Draw a metric over positions from 1, the mean over the layers of the trained models.
+def over_positions(data: ChartData, *, metric: str, title: str = "", start: int = 0) -> Titled:
+    """Draw a metric over positions from 1, as the mean over the layers of the trained models.
 
-    The metric numbers them from `start`.
+    In the metric's own names, positions begin with `start`.
     """
 
-    def curve(at: At) -> Curve | None:
-        places: list[int] = []
+    def curve(run: RowRun) -> Curve | None:
         means: list[float] = []
-        while (found := at.curve(f"{metric}/paper/{len(places) + start}")) is not None:
-            places.append(len(places) + 1)
-            means.append(float(found[1].mean()))
-        return (np.array(places, dtype=np.float64), np.array(means)) if places else None
+        while (by_layer := run.curve(f"{metric}/paper/{len(means) + start}")) is not None:
+            means.append(float(by_layer[1].mean()))
+        return (np.arange(1.0, len(means) + 1), np.array(means)) if means else None
 
-    return _curves(names, curve, "position", title or metric.replace("_", " "))
+    return _draw_curves(data, curve, "position", title or metric.replace("_", " "))
 
 
 def over_groups(
-    names: Names, *, figure: str = "loss", title: str = "", axis: str = "", log: bool = False,
+    data: ChartData, *, figure: str = "loss", title: str = "", axis: str = "", log: bool = False,
     fit: Sequence[str] = (),
 ) -> Titled:  # fmt: skip
-    """Draw a figure over the place of the groups, such as length or size, ± one standard error.
+    """Draw a figure over the groups' axis values, such as length or size, ± one standard error.
 
-    Places are the paper's own numbers at every scale, and `axis` says of what: "tokens per
-    sequence, in the paper". With the straight line of each row over the logarithm of the place,
+    Axis values are the paper's own numbers at every scale, with the title `axis`: "tokens per
+    sequence, in the paper". For each row a straight line over the axis value's logarithm is fitted
     through the groups of `fit`.
     """
-    results = names.results
+    results = data.results
     rows = [
-        {"row": names.label(row), "x": place, **_spread(values)}
-        for group, place in results.places.items()
+        {"row": data.label(row), "x": x, **_band(values)}
+        for group, x in results.axis_values.items()
         for row in results.rows
-        if (values := values_of(results, group, row, figure))
+        if (values := figure_values(results, group, row, figure))
     ]
     if not rows:
         return []
@@ -166,45 +162,45 @@ def over_groups(
     x = alt.X("x:Q", title=axis or None, scale=alt.Scale(type="log"))
     y = alt.Y("value:Q", title=title or figure, scale=scale)
     frame = round_digits(pl.DataFrame(rows))
-    bare = names.color()
-    bars = (
-        alt.Chart(frame).mark_rule().encode(x=x, color=bare, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    )
-    under = [bars]
+    color = data.color()
+    rules = alt.Chart(frame).mark_rule()
+    under = [rules.encode(x=x, color=color, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))]
     if fit:
-        places = [results.places[group] for group in fit]
-        fitted = alt.Chart(frame.filter(pl.col("x").is_in(places)))
+        axis_values = [results.axis_values[group] for group in fit]
+        fitted = alt.Chart(frame.filter(pl.col("x").is_in(axis_values)))
         fitted = fitted.transform_regression("x", "value", method="log", groupby=["row"])
         fitted = fitted.mark_line(strokeWidth=1, strokeDash=[2, 3])
-        under.append(fitted.encode(x=x, y=y, color=bare))
-    chart = names.draw_lines(frame.drop("low", "high"), x, y, height=280, points=True, under=under)
+        under.append(fitted.encode(x=x, y=y, color=color))
+    chart = data.draw_lines(frame.drop("low", "high"), x, y, height=280, points=True, under=under)
     return [(title or figure, chart)]
 
 
-def bars(names: Names, *, figure: str = "loss", title: str = "", against: bool = True) -> Titled:
-    """Draw a figure of each row ± one standard error, paired differences to the baseline's.
+def bars(data: ChartData, *, figure: str = "loss", title: str = "", against: bool = True) -> Titled:
+    """Draw a figure of each row ± one standard error, or its paired difference from the baseline.
 
-    The paper's own stand beside them as open diamonds, where it prints them, with a legend.
+    Values that the paper prints are open diamonds, with a legend.
     """
-    results, base = names.results, names.results.baseline
+    results, base = data.results, data.results.baseline
     axis = title or figure
-    axis = f"{axis} minus {names.label(base)}" if against else axis
+    axis = f"{axis} minus {data.label(base)}" if against else axis
 
     def draw(group: str) -> Drawing | None:
         rows = []
         for row in results.rows:
-            values = (_paired if against else values_of)(results, group, row, figure)
+            values = (_paired_differences if against else figure_values)(
+                results, group, row, figure
+            )
             if not values or (against and row == base):
                 continue
-            rows.append({"row": names.label(row), **_spread(values),
-                         "paper": _printed(names, group, row, figure, against)})  # fmt: skip
+            rows.append({"row": data.label(row), **_band(values),
+                         "paper": _published(data, group, row, figure, against)})  # fmt: skip
         if not rows:
             return None
         frame = round_digits(pl.DataFrame(rows, schema_overrides={"paper": pl.Float64}))
         x = alt.X("value:Q", title=axis, scale=alt.Scale(zero=against), axis=alt.Axis(tickCount=8))
         under = [line_at("x", 0.0, "zero")] if against else []
         over: list[alt.Chart] = []
-        told: dict[str, str] = {}
+        extra: dict[str, str] = {}
         if frame["paper"].drop_nulls().len():
             scale = alt.Scale(domain=[_PRINTED], range=["diamond"])
             over.append(
@@ -214,111 +210,111 @@ def bars(names: Names, *, figure: str = "loss", title: str = "", against: bool =
                 .mark_point(filled=False, size=110, color=PALETTE[-1])
                 .encode(x=alt.X("paper:Q"), shape=alt.Shape("printed:N", scale=scale))
             )
-            told["description"] = "points are means over seeds here, open diamonds are the paper's"
+            extra["description"] = "points are means over seeds here, open diamonds are the paper's"
         tooltip = [tip("value", "+.4f"), tip("paper", "+.4f")]
         return draw_intervals(
-            frame, "row", x, names.color(), order=names.labels, tooltip=tooltip, under=under,
+            frame, "row", x, data.color(), order=data.labels, tooltip=tooltip, under=under,
             over=over,
-        ).properties(**told)  # fmt: skip
+        ).properties(**extra)  # fmt: skip
 
-    return _each_group(names, axis, draw)
+    return _chart_per_group(data, axis, draw)
 
 
-def mean_attention(names: Names) -> Titled:
-    """Draw the mean attention of all heads and layers among the first positions, a row beside
-    the other.
-    """
+def mean_attention(data: ChartData) -> Titled:
+    """Draw each row's mean attention over heads and layers among the first positions."""
     title = "mean attention of all heads and layers"
-    return _pictured(
-        names, "mean_attention", title, lambda display, _: pictures.mean_attention(display)
+    return _draw_pictures(
+        data, "mean_attention", title, lambda frames, _: pictures.mean_attention(frames)
     )
 
 
-def hidden_magnitude(names: Names) -> Titled:
-    """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
+def hidden_magnitude(data: ChartData) -> Titled:
+    """Draw each row's mean |x| over layers of the first positions, by channel."""
     title = "magnitude of hidden states, mean over layers"
-    return _pictured(
-        names, "hidden_picture", title, lambda display, _: pictures.hidden_states(display)
+    return _draw_pictures(
+        data, "hidden_picture", title, lambda frames, _: pictures.hidden_states(frames)
     )
 
 
-def attention_of_layers(names: Names, *, at: Sequence[float] = (), by_rank: bool = False) -> Titled:
-    """Draw the attention of some layers, the mean over their heads: those at shares of the depth,
-    or with `by_rank` the one of the highest rank and the one of the lowest.
+def attention_of_layers(
+    data: ChartData, *, at: Sequence[float] = (), by_rank: bool = False
+) -> Titled:
+    """Draw some layers' attention, the mean over their heads: layers at the shares `at` of the
+    depth, or with `by_rank` those of the highest and the lowest rank.
     """
 
-    def chosen(seen: SeenRow, rows: Frame) -> Sequence[int]:
+    def choose_layers(measurement: Measurement, rows: Frame) -> Sequence[int]:
         depth = int(rows["layer"].max()) + 1  # pyright: ignore[reportArgumentType]
         if by_rank:
-            layers, ranks = seen.curves["rank/paper/all"]
+            layers, ranks = measurement.curves["rank/paper/all"]
             return [int(layers[ranks.argmax()]), int(layers[ranks.argmin()])]
         return list(dict.fromkeys(max(1, round(share * depth)) for share in at))
 
-    def draw(shown: pictures.Labeled, of: Sequence[SeenRow]) -> Drawing | None:
-        found, most = [], 0
-        for (label, rows), seen in zip(shown, of, strict=True):
+    def draw(frames: pictures.Labeled, measurements: Sequence[Measurement]) -> Drawing | None:
+        squares, num_columns = [], 0
+        for (label, rows), measurement in zip(frames, measurements, strict=True):
             cells = pictures.parse_cells(rows, "row", "column", "layer")
             mean = cells.group_by("layer", "row", "column", maintain_order=True).agg(
                 pl.col("value").mean()
             )
-            layers = chosen(seen, rows)
-            most = max(most, len(layers))
-            found += [(f"{label}, layer {layer}", mean.filter(layer=layer - 1)) for layer in layers]
-        return pictures.squares(found, most)
+            layers = choose_layers(measurement, rows)
+            num_columns = max(num_columns, len(layers))
+            squares += [(f"{label}, layer {n}", mean.filter(layer=n - 1)) for n in layers]
+        return pictures.squares(squares, num_columns)
 
-    return _pictured(names, "attention_picture", "attention, mean over a layer’s heads", draw)
+    return _draw_pictures(data, "attention_picture", "attention, mean over a layer’s heads", draw)
 
 
-def _pictured(
-    names: Names, metric: str, title: str,
-    draw: Callable[[pictures.Labeled, Sequence[SeenRow]], Drawing | None],
+def _draw_pictures(
+    data: ChartData, metric: str, title: str,
+    draw: Callable[[pictures.Labeled, Sequence[Measurement]], Drawing | None],
 ) -> Titled:  # fmt: skip
-    """Draw a picture of the first seed's models, a drawing a group."""
-    results = names.results
+    """Draw pictures of the first seed's models, one drawing per group."""
+    results = data.results
 
     def draw_group(group: str) -> Drawing | None:
-        of = {
-            row: seen
+        measurements = {
+            row: measurement
             for row in results.rows
-            if (seen := results.seen.get((group, row, results.seeds[0]))) is not None
-            and metric in seen.pictures
+            if (measurement := results.measurements.get((group, row, results.seeds[0])))
+            and metric in measurement.pictures
         }
-        shown = [(names.label(row), seen.pictures[metric]) for row, seen in of.items()]
-        return draw(shown, [*of.values()]) if shown else None
+        frames = [(data.label(row), m.pictures[metric]) for row, m in measurements.items()]
+        return draw(frames, [*measurements.values()]) if frames else None
 
-    return _each_group(names, f"{title} (seed {results.seeds[0]})", draw_group)
+    return _chart_per_group(data, f"{title} (seed {results.seeds[0]})", draw_group)
 
 
-_DRAWN: tuple[Callable[..., Titled], ...] = (
+_DRAW_FUNCTIONS: tuple[Callable[..., Titled], ...] = (
     relative_loss, losses, over_layers, over_positions, over_groups, bars, mean_attention,
     hidden_magnitude, attention_of_layers,
 )  # fmt: skip
-DRAWINGS = {draw.__name__: draw for draw in _DRAWN}
-"""By the name that exhibits write."""
+DRAWINGS = {draw.__name__: draw for draw in _DRAW_FUNCTIONS}
+"""Chart functions by the name that exhibits use."""
 
 
-def _curves(
-    names: Names, curve: Callable[[At], Curve | None], x: str, title: str, *, zero: bool = False,
-    ranks: bool = False,
+def _draw_curves(
+    data: ChartData, curve: Callable[[RowRun], Curve | None], x: str, title: str, *,
+    zero: bool = False, ranks: bool = False,
 ) -> Titled:  # fmt: skip
-    """Draw a curve of each row, the mean over seeds ± one standard error, a chart a group.
+    """Draw a curve for each row, the mean over seeds ± one standard error, one chart per group.
 
     Ranks have a logarithmic axis, as in a diagnosis; their bands end at 1.
     """
-    results = names.results
+    results = data.results
 
     def draw(group: str) -> Drawing | None:
         frames = []
         for row in results.rows:
             curves = [
-                drawn
+                points
                 for seed in results.seeds
-                if (group, row, seed) in results.seen
-                and (drawn := curve(At(results, group, row, seed))) is not None
-                and len(drawn[0])
+                if (group, row, seed) in results.measurements
+                and (points := curve(RowRun(results, group, row, seed))) is not None
+                and len(points[0])
             ]
             if curves:
-                frames.append(_mean(curves).with_columns(row=pl.lit(names.label(row))))
+                frames.append(_mean_curve(curves).with_columns(row=pl.lit(data.label(row))))
         if not frames:
             return None
         frame = round_digits(pl.concat(frames))
@@ -331,26 +327,26 @@ def _curves(
                       scale=alt.Scale(type="log", domain=(1, top), nice=False),
                       axis=alt.Axis(values=[rank for rank in RANKS if rank <= top]))  # fmt: skip
         under = [line_at("y", 0.0, "zero")] if zero else []
-        return names.draw_lines(frame, axis, y, height=300, points=x == "layer", under=under)
+        return data.draw_lines(frame, axis, y, height=300, points=x == "layer", under=under)
 
-    return _each_group(names, title, draw)
+    return _chart_per_group(data, title, draw)
 
 
-def _mean(curves: Sequence[Curve]) -> pl.DataFrame:
-    """Return the mean over seeds at the places that all have, ± one standard error."""
+def _mean_curve(curves: Sequence[Curve]) -> pl.DataFrame:
+    """Return the mean over seeds at the x values of all, thinned, ± one standard error."""
     shared = curves[0][0]
-    for place, _ in curves[1:]:
-        shared = np.intersect1d(shared, place)
-    every = max(1, -(-len(shared) // _MOST_POINTS))
-    shared = shared[(len(shared) - 1) % every :: every]
+    for steps, _ in curves[1:]:
+        shared = np.intersect1d(shared, steps)
+    stride = max(1, -(-len(shared) // _MAX_POINTS))
+    shared = shared[(len(shared) - 1) % stride :: stride]
     values = np.array([y[np.searchsorted(x, shared)] for x, y in curves])
     return pl.DataFrame(
-        [{"x": x, **_spread(list(y))} for x, y in zip(shared, values.T, strict=True)],
+        [{"x": x, **_band(list(y))} for x, y in zip(shared, values.T, strict=True)],
         schema=dict.fromkeys(("x", "value", "low", "high"), pl.Float64),
     )
 
 
-def _spread(values: list[float]) -> dict[str, float | None]:
+def _band(values: list[float]) -> dict[str, float | None]:
     mean, error = mean_and_error(values)
     several = len(values) > 1
     return {
@@ -360,19 +356,19 @@ def _spread(values: list[float]) -> dict[str, float | None]:
     }
 
 
-def _paired(results: Results, group: str, row: str, figure: str) -> list[float]:
+def _paired_differences(results: Results, group: str, row: str, figure: str) -> list[float]:
     pairs = (
-        (figure_of(results, group, row, seed, figure),
-         figure_of(results, group, results.baseline, seed, figure))
+        (row_figure(results, group, row, seed, figure),
+         row_figure(results, group, results.baseline, seed, figure))
         for seed in results.seeds
     )  # fmt: skip
-    return [ours - base for ours, base in pairs if ours is not None and base is not None]
+    return [value - base for value, base in pairs if value is not None and base is not None]
 
 
-def _printed(names: Names, group: str, row: str, figure: str, against: bool) -> float | None:
-    cells, base = names.exhibit.table.cells, names.results.baseline
-    own = cells.get((named(names.exhibit, group, row), figure))
-    other = cells.get((named(names.exhibit, group, base), figure)) if against else 0.0
-    if isinstance(own, int | float) and isinstance(other, int | float):
-        return float(own - other)
+def _published(data: ChartData, group: str, row: str, figure: str, against: bool) -> float | None:
+    cells, base = data.exhibit.table.cells, data.results.baseline
+    value = cells.get((published_row(data.exhibit, group, row), figure))
+    base_value = cells.get((published_row(data.exhibit, group, base), figure)) if against else 0.0
+    if isinstance(value, int | float) and isinstance(base_value, int | float):
+        return float(value - base_value)
     return None

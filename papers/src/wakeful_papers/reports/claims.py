@@ -1,79 +1,83 @@
-"""What is told of many exhibits: what became of every claim, paper by paper."""
+"""The report of several exhibits: the outcome of every claim, paper by paper."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 from wakeful.reports.value import BulletList, Cell, Fold, Part, Report, Section, Table, Text, listed
-from wakeful_papers.exhibits.judge import Judged
+from wakeful_papers.exhibits.judge import JudgedExhibit
 from wakeful_papers.reports.reproduction import (
-    JUDGED,
+    CLAIM_COLUMNS,
     OUTCOMES,
     READING,
     claim_cells,
-    counted,
-    grounds,
-    next_scale,
-    told_apart,
+    count_outcomes,
+    suggest_next_scale,
+    summarize_outcomes,
+    verdict_notes,
 )
 
 
 def claims_report(
-    exhibits: Mapping[Path, Judged], page: Path, left_out: Sequence[str] = ()
+    exhibits: Mapping[Path, JudgedExhibit], page: Path, omissions: Sequence[str] = ()
 ) -> Report:
-    """Return what is told of exhibits, each by its folder, on a page that is written there.
+    """Return the report of exhibits, which are given by their folders, for the path of its page.
 
-    `left_out` says which could not be run, and why.
+    `omissions` are texts about exhibits that could not be run: which, and why.
     """
-    papers: dict[str, dict[str, Judged]] = {}
-    for folder, judged in exhibits.items():
+    papers: dict[str, dict[str, JudgedExhibit]] = {}
+    for folder, exhibit in exhibits.items():
         link = Path(os.path.relpath(folder / "report.html", page.parent)).as_posix()
-        papers.setdefault(judged.paper, {})[quote(link)] = judged
-    scales = {judged.scale for judged in exhibits.values()}
-    counts = counted(each for judged in exhibits.values() for each in judged.verdicts)
-    told = f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
+        papers.setdefault(exhibit.paper, {})[quote(link)] = exhibit
+    scales = {exhibit.scale for exhibit in exhibits.values()}
+    counts = count_outcomes(chain.from_iterable(exhibit.verdicts for exhibit in exhibits.values()))
+    intro = f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
     return Report(
         "What the papers claim, judged here",
-        [told + _told(exhibits.values())],
-        next_scale("PAPER/EXHIBIT", scales, counts),
+        [intro + _outcome_summary(exhibits.values())],
+        suggest_next_scale("PAPER/EXHIBIT", scales, counts),
         [
-            *(Section(paper, _of_paper(paper, found), brief=True)
-              for paper, found in papers.items()),
+            *(Section(paper, _paper_parts(paper, by_link), brief=True)
+              for paper, by_link in papers.items()),
             Section("How to read this", [
                 Text("A verdict is of its scale and text, and speaks for no other. "
                      f"{READING} Of this many claims one in twenty would stand out by chance."),
             ]),
-            *([Section("", [BulletList([f"left out: {line}" for line in left_out])], brief=True)]
-              if left_out else []),
+            *([Section("", [BulletList([f"left out: {line}" for line in omissions])], brief=True)]
+              if omissions else []),
         ],
     )  # fmt: skip
 
 
-def _of_paper(paper: str, found: Mapping[str, Judged]) -> list[Part]:
-    names = {link: judged.exhibit.split("/")[1] for link, judged in found.items()}
+def _paper_parts(paper: str, exhibits: Mapping[str, JudgedExhibit]) -> list[Part]:
+    """Return the tables of a paper's exhibits, which are given by the links to their pages."""
+    names = {link: exhibit.exhibit.split("/")[1] for link, exhibit in exhibits.items()}
     overview: list[list[Cell | str]] = []
-    for link, judged in found.items():
-        counts = counted(judged.verdicts)
+    for link, exhibit in exhibits.items():
+        counts = count_outcomes(exhibit.verdicts)
         overview.append([
             Cell(names[link], link=link),
             *(str(counts[outcome] or "–") for outcome in OUTCOMES),
-            Cell(judged.claim, under=[judged.headline]),
+            Cell(exhibit.claim, under=[exhibit.headline]),
         ])  # fmt: skip
     claims = [
         [Cell(names[link], link=link),
-         Cell(each.says, each.group, grounds(each)), *claim_cells(each)]
-        for link, judged in found.items() for each in judged.verdicts
+         Cell(verdict.says, verdict.group, verdict_notes(verdict)), *claim_cells(verdict)]
+        for link, exhibit in exhibits.items() for verdict in exhibit.verdicts
     ]  # fmt: skip
     return [
-        Text(_told(found.values())),
+        Text(_outcome_summary(exhibits.values())),
         Table(["exhibit", *OUTCOMES, "what it claims"], overview, f"Exhibits of {paper}",
               "overview", terminal=OUTCOMES),
         Fold(f"Every claim of {paper}", [
-            Table(["exhibit", "claim", *JUDGED], claims, f"Claims of {paper}", "claims judged"),
+            Table(["exhibit", "claim", *CLAIM_COLUMNS], claims, f"Claims of {paper}",
+                  "claims judged"),
         ]),
     ]  # fmt: skip
 
 
-def _told(exhibits: Iterable[Judged]) -> str:
-    return told_apart([(one.basis, one.outcome) for judged in exhibits for one in judged.verdicts])
+def _outcome_summary(exhibits: Iterable[JudgedExhibit]) -> str:
+    verdicts = chain.from_iterable(exhibit.verdicts for exhibit in exhibits)
+    return summarize_outcomes([(verdict.basis, verdict.outcome) for verdict in verdicts])

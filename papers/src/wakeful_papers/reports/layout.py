@@ -1,5 +1,5 @@
-"""A comparison laid out as an exhibit's table: ranks where its columns say which way is better, and
-its figures beside the printed ones.
+"""Layouts of comparisons as an exhibit's table: ranks if its columns have a better direction, and
+our figures next to the printed ones.
 """
 
 import math
@@ -12,9 +12,9 @@ from wakeful.reports.value import Cell, Chart, Section, SideBySide, Table, Text,
 from wakeful.training import tables
 from wakeful.training.compared import ComparedRuns
 from wakeful.training.report import errors_over
-from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
-from wakeful_papers.exhibits.filled import FilledCell, filled
-from wakeful_papers.exhibits.ranks import Ranking, lacks_common_seed, ranking_of
+from wakeful_papers.exhibits.exhibit import exhibit_names, read_exhibit
+from wakeful_papers.exhibits.filled import FilledCell, fill_table
+from wakeful_papers.exhibits.ranks import Ranking, has_no_common_seed, rank_variants
 from wakeful_papers.exhibits.table import PublishedTable
 from wakeful_papers.reports.rank_charts import front_charts, rank_chart
 
@@ -26,10 +26,10 @@ class TableLayout:
     table: PublishedTable
 
     def __call__(self, comparison: ComparedRuns) -> list[Section]:
-        """Return the ranks, and the table with the comparison's figures in it."""
-        ranking = ranking_of(comparison, self.table)
-        sections = [_printed(comparison, self.table)]
-        if lacks_common_seed(comparison, self.table):
+        """Return sections with the ranks and with the table, filled with our figures."""
+        ranking = rank_variants(comparison, self.table)
+        sections = [_published_section(comparison, self.table)]
+        if has_no_common_seed(comparison, self.table):
             note = "The variants are not ranked: they have no finished seed in common."
             sections.insert(0, Section("Ranks", [Text(note, "caveat")]))
         if ranking is not None:
@@ -38,10 +38,10 @@ class TableLayout:
 
 
 class _Layouts(Mapping[str, TableLayout]):
-    """Every exhibit's table, by the exhibit's name: each is read when it is asked for."""
+    """Every exhibit's table by the exhibit's name, read on access."""
 
     def __getitem__(self, name: str) -> TableLayout:
-        return TableLayout(exhibit(name).table)
+        return TableLayout(read_exhibit(name).table)
 
     def __iter__(self) -> Iterator[str]:
         return iter(exhibit_names())
@@ -54,19 +54,19 @@ class _Layouts(Mapping[str, TableLayout]):
 
 
 LAYOUTS = _Layouts()
-"""What comparisons may be laid out as."""
+"""Layouts for comparisons, by exhibits' names."""
 
 
 def _inseparable(comparison: ComparedRuns, ranking: Ranking) -> list[str]:
-    """Say which variants differ from the baseline in nothing that was measured; costs aside."""
+    """Return a sentence on the variants that differ from the baseline in no figure but costs."""
     if len(ranking.seeds) < 2:
         return []
-    where = f"of the {ranking.num_columns} ranked figures that are not costs"
+    scope = f"of the {ranking.num_columns} ranked figures that are not costs"
     base = comparison.baseline
     if not ranking.inseparable:
-        return [f"Each variant differs significantly from {base} in at least one {where}."]
+        return [f"Each variant differs significantly from {base} in at least one {scope}."]
     names = ", ".join(ranking.inseparable)
-    return [f"Not significantly different from {base} in any {where}: {names}."]
+    return [f"Not significantly different from {base} in any {scope}: {names}."]
 
 
 def _ranks(comparison: ComparedRuns, ranking: Ranking) -> Section:
@@ -74,13 +74,13 @@ def _ranks(comparison: ComparedRuns, ranking: Ranking) -> Section:
     over = errors_over(comparison)
     rows = []
     for row in ranking.rows:
-        rank = f"{row.overall[0]:.1f}" + (f" ± {row.reach:.1f}" if several else "")
+        rank = f"{row.overall[0]:.1f}" + (f" ± {row.half_width:.1f}" if several else "")
         losses = ["baseline"] * 2
         if row.variant != comparison.baseline:
             losses = [format_estimate(*row.difference, "+"),
                       format_estimate(*row.same_time, "+") if row.same_time else "–"]  # fmt: skip
         groups = (
-            f"{row.groups[each]:.1f}" if each in row.groups else "–" for each in ranking.groups
+            f"{row.groups[name]:.1f}" if name in row.groups else "–" for name in ranking.groups
         )
         rows.append([row.variant, rank, *groups, *losses])
     columns = ["variant", "overall", *ranking.groups,
@@ -120,14 +120,15 @@ def _fronts(comparison: ComparedRuns, ranking: Ranking) -> Section:
     ])  # fmt: skip
 
 
-def _printed(comparison: ComparedRuns, published: PublishedTable) -> Section:
-    """Return a published table with ours in it; its paper's claims are not judged here."""
-    table = filled(comparison, published)
+def _published_section(comparison: ComparedRuns, published: PublishedTable) -> Section:
+    """Return a published table with our figures; this does not judge its paper's claims."""
+    table = fill_table(comparison, published)
     published = table.published
-    rows = [[row.label, *map(_beside, row.cells)] for row in table.rows]
-    said = "One seed, which leaves no standard error."
+    titles = [column.title for column in published.columns]
+    rows = [[row.label, *map(_format_cell, row.cells)] for row in table.rows]
+    note = "One seed, which leaves no standard error."
     if len(comparison.seeds) > 1:
-        said = (
+        note = (
             "Means over seeds ± one standard error. Bold: the 95% confidence interval (Student's "
             "t) of the difference from the first row, paired over seeds, leaves out zero; of this "
             "many cells one in twenty would by chance."
@@ -136,28 +137,27 @@ def _printed(comparison: ComparedRuns, published: PublishedTable) -> Section:
     if table.missing:
         missing = f" Rows of the paper that were not trained: {'; '.join(table.missing)}."
     return Section(published.title, [
-        Table(["row", *(each.title for each in published.columns)], rows, published.title, "paper",
-              terminal=()),
-        terms((each.title, each.figure) for each in published.columns),
-        Text(f"{said} Means over layers are over block outputs, the embedding left out. "
+        Table(["row", *titles], rows, published.title, "paper", terminal=()),
+        terms((column.title, column.figure) for column in published.columns),
+        Text(f"{note} Means over layers are over block outputs, the embedding left out. "
              f"{published.note}{missing}", "note"),
     ])  # fmt: skip
 
 
-def _beside(cell: FilledCell) -> Cell:
-    """Return a figure of ours with the printed one under it."""
+def _format_cell(cell: FilledCell) -> Cell:
+    """Return our figure with the printed one under it."""
     if cell.value is None:
         return Cell("–")
     mean, error = cell.value
-    under = [] if math.isnan(error) else [f"± {figure(error)}"]
+    under = [] if math.isnan(error) else [f"± {format_figure(error)}"]
     if cell.printed is not None:
-        printed = cell.printed if isinstance(cell.printed, str) else figure(cell.printed)
+        printed = cell.printed if isinstance(cell.printed, str) else format_figure(cell.printed)
         under.append(f"paper {printed}")
-    return Cell(figure(mean), under=under, style="bold" if cell.separated else "")
+    return Cell(format_figure(mean), under=under, style="bold" if cell.is_significant else "")
 
 
-def figure(value: float) -> str:
-    """Return a figure to three or more digits, small ones with a power of ten, counts whole."""
+def format_figure(value: float) -> str:
+    """Return a figure with three or more digits, small ones with a power of ten, counts whole."""
     if 0 < abs(value) < 1e-3:
         text = f"{value:.2g}"
     elif value == 0 or (abs(value) >= 100 and value == round(value)):

@@ -1,4 +1,4 @@
-"""Charts of a comparison's ranks, and of its loss against what it costs."""
+"""Charts of a comparison's ranks, and of its loss against its other figures."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ _KIND = charts.encode_names(alt.Color, "kind", [*_COLORS], [*_COLORS.values()], 
 
 
 def front_charts(comparison: ComparedRuns, ranking: Ranking) -> list[Chart]:
-    """Draw every variant's loss against each figure that differs, the front's variants by name."""
+    """Return charts of the loss against each figure that differs, with labels on the front."""
     return [
         Chart(f"Loss against {front.column.title}", partial(_front, comparison, front),
               f"loss against {front.column.title}")
@@ -33,12 +33,12 @@ def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
     base = pl.col("variant") == comparison.baseline
     kind = pl.when("front").then(pl.lit("on the front")).otherwise(pl.lit("behind it"))
     kind = pl.when(base).then(pl.lit("baseline")).otherwise(kind)
-    frame = _fenced(front.points.with_columns(kind=kind), "x", "→", "←")
-    frame = charts.round_digits(_fenced(frame, "loss", "↑", "↓"))
+    frame = _clip_outliers(front.points.with_columns(kind=kind), "x", "→", "←")
+    frame = charts.round_digits(_clip_outliers(frame, "loss", "↑", "↓"))
     far = pl.col("x_far") | pl.col("loss_far")
     frame = frame.with_columns(
         pl.when(pl.col("front") | base | far)
-        .then(pl.concat_str("variant", "x_told", "loss_told"))
+        .then(pl.concat_str("variant", "x_note", "loss_note"))
         .alias("label"),
         place=pl.when(far).then(pl.lit("beyond")).otherwise(pl.lit("here")),
     )
@@ -46,7 +46,7 @@ def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
     here = ("x_shown", "loss_shown")
     first = pl.int_range(pl.len()).over(here) == 0
     label = pl.when(~far).then("label").when(first).then(pl.col("label").str.join(", ").over(here))
-    frame = frame.with_columns(label=label).drop("x_far", "x_told", "loss_far", "loss_told")
+    frame = frame.with_columns(label=label).drop("x_far", "x_note", "loss_far", "loss_note")
     x = alt.X(
         "x_shown:Q", title=front.column.title, scale=alt.Scale(zero=False, padding=40),
         axis=alt.Axis(tickCount=5, labelFlush=True),
@@ -56,50 +56,51 @@ def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
         axis=alt.Axis(tickCount=5),
     )  # fmt: skip
     error = "its standard error"
-    told = ["variant:N", charts.tip("x", ".4g", title=front.column.title),
+    tooltip = ["variant:N", charts.tip("x", ".4g", title=front.column.title),
             charts.tip("x_error", ".2g", title=error), charts.tip("loss", ".4f"),
             charts.tip("loss_error", ".4f", title=error)]  # fmt: skip
     shape = charts.encode_names(
         alt.Shape, "place", ["here", "beyond"], ["circle", "triangle-up"], legend=None
     )
     points = alt.Chart(frame).mark_point(filled=True, size=60, opacity=0.85)
-    points = points.encode(x=x, y=y, color=_KIND, shape=shape, tooltip=charts.tips(told))
+    points = points.encode(x=x, y=y, color=_KIND, shape=shape, tooltip=charts.tips(tooltip))
     on_front = frame.filter("front").sort("x")
     step = "step-after" if front.column.better == "lower" else "step-before"
     line = alt.Chart(on_front).mark_line(strokeWidth=1.5, opacity=0.6, interpolate=step)
     line = line.encode(x=x, y=y, color=alt.value(charts.PALETTE[0]))
-    # A label stands where there is room for it: before the points of the right half.
-    shown = frame["x_shown"].to_numpy()
-    middle = (shown.min() + shown.max()) / 2
+    # Labels are on the side with more room: to the left of points in the right half.
+    xs = frame["x_shown"].to_numpy()
+    middle = (xs.min() + xs.max()) / 2
     labels: list[alt.Chart] = []
     for right in (False, True):
         side = frame.filter((pl.col("x_shown") > middle) == right).drop_nulls("label")
-        named = alt.Chart(side).mark_text(
+        texts = alt.Chart(side).mark_text(
             align="right" if right else "left", baseline="middle", dx=-7 if right else 7, dy=-2,
             fontSize=11, angle=330,
         )  # fmt: skip
-        labels.append(named.encode(x=x, y=y, text=alt.Text("label:N")))
+        labels.append(texts.encode(x=x, y=y, text=alt.Text("label:N")))
     return alt.layer(line, points, *labels).properties(height=300, width="container")
 
 
-def _fenced(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFrame:
-    """Add where a figure is drawn, whether it is far out, and what a label then tells of it.
+def _clip_outliers(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFrame:
+    """Add a figure clipped for the chart, True if it is clipped, and then a note for its label.
 
-    One point far out would press all others into a corner: past three times the distance of the
-    quartiles (Tukey's outer fences) it stands at the edge, by name and figure.
+    A single point far out would press all others into a corner. A point more than three times the
+    quartiles' distance beyond them (Tukey's outer fences) is drawn at the edge, with its name and
+    figure.
     """
     value = pl.col(name)
     low, high = np.quantile(frame[name].to_numpy(), [0.25, 0.75])
-    reach = 3 * (high - low)
-    far = (value < low - reach) | (value > high + reach) if reach else pl.lit(False)
+    margin = 3 * (high - low)
+    far = (value < low - margin) | (value > high + margin) if margin else pl.lit(False)
     near = frame.filter(~far)[name].to_numpy()
-    margin = np.ptp(near) / 16
-    edges = near.min() - margin, near.max() + margin
-    told = pl.Series(f" {above if each > high else below} {each:.3g}" for each in frame[name])
+    padding = np.ptp(near) / 16
+    edges = near.min() - padding, near.max() + padding
+    notes = pl.Series(f" {above if x > high else below} {x:.3g}" for x in frame[name])
     return frame.with_columns(
         value.clip(*edges).alias(f"{name}_shown"),
         far.alias(f"{name}_far"),
-        pl.when(far).then(told).otherwise(pl.lit("")).alias(f"{name}_told"),
+        pl.when(far).then(notes).otherwise(pl.lit("")).alias(f"{name}_note"),
     )
 
 
@@ -112,8 +113,8 @@ def rank_chart(comparison: ComparedRuns, ranking: Ranking) -> charts.Drawing:
                 "variant": row.variant,
                 "rank": row.overall[0],
                 # Ranks end where the variants do.
-                "low": max(1.0, row.overall[0] - row.reach) if several else None,
-                "high": min(last, row.overall[0] + row.reach) if several else None,
+                "low": max(1.0, row.overall[0] - row.half_width) if several else None,
+                "high": min(last, row.overall[0] + row.half_width) if several else None,
                 "kind": "baseline" if row.variant == comparison.baseline else "on the front",
             }
             for row in ranking.rows

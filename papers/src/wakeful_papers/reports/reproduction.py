@@ -1,4 +1,4 @@
-"""What is told of a reproduced exhibit."""
+"""The report of a reproduced exhibit."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -27,19 +27,19 @@ from wakeful.terminal.display import format_duration
 from wakeful.training.compared import TrainedRun
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import Exhibit
-from wakeful_papers.exhibits.judge import Fate, Grounds, Verdict
+from wakeful_papers.exhibits.judge import Basis, Verdict, VerdictOutcome
 from wakeful_papers.exhibits.plan import Plan
 from wakeful_papers.exhibits.size import H100
-from wakeful_papers.exhibits.total import total_of
-from wakeful_papers.reports.charts import drawn, named, values_of
+from wakeful_papers.exhibits.total import total_cost
+from wakeful_papers.reports.charts import draw_exhibit, figure_values, published_row
 
-OUTCOMES: tuple[Fate, ...] = get_args(Fate)
-BASES: tuple[Grounds, ...] = get_args(Grounds)
+OUTCOMES: tuple[VerdictOutcome, ...] = get_args(VerdictOutcome)
+BASES: tuple[Basis, ...] = get_args(Basis)
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the first run says of all: text, machine, arithmetic."""
+    """Facts about all runs, taken from the first: text, machine, arithmetic."""
 
     text: str
     tokens: str
@@ -47,7 +47,7 @@ class RunFacts:
     dtype: str
 
     @classmethod
-    def of(cls, run: TrainedRun) -> "RunFacts":
+    def from_run(cls, run: TrainedRun) -> "RunFacts":
         """Return the facts of a finished run."""
         data = run.data
         return cls(
@@ -58,9 +58,11 @@ class RunFacts:
         )  # fmt: skip
 
     @classmethod
-    def of_reading(cls, plan: Plan, environment: Environment) -> "RunFacts":
-        """Return the facts where nothing is trained."""
-        tokens = f"{plan.stretch:,} tokens a seed, one stretch after another from its beginning"
+    def from_plan(cls, plan: Plan, environment: Environment) -> "RunFacts":
+        """Return the facts of a plan that trains nothing."""
+        tokens = (
+            f"{plan.tokens_per_seed:,} tokens a seed, one stretch after another from its beginning"
+        )
         return cls(plan.text, tokens, _machine(environment), "float32")  # as `load` reads them
 
 
@@ -68,93 +70,93 @@ def _machine(environment: Environment) -> str:
     return f"{environment.computer}; torch {environment.torch}, wakeful {environment.wakeful}"
 
 
-def headline(plan: Plan, facts: RunFacts, results: Results) -> str:
-    """Return the scale in words: a verdict never speaks for another."""
-    named = (seen.figures.get("parameters", 0.0) for seen in results.seen.values())
-    parameters = plan.parameters or max(named, default=0.0)
-    tokens = plan.tokens or plan.stretch
-    stand_ins = "".join(f"; {words}" for words in plan.stand_ins)
+def format_headline(plan: Plan, facts: RunFacts, results: Results) -> str:
+    """Return the scale in words, which goes with every verdict."""
+    counts = (row.figures.get("parameters", 0.0) for row in results.measurements.values())
+    parameters = plan.parameters or max(counts, default=0.0)
+    tokens = plan.tokens or plan.tokens_per_seed
+    stand_ins = "".join(f"; {note}" for note in plan.stand_in_notes)
     lengths = sorted({job.config.train.length for job in plan.jobs})
-    length = f", {' and '.join(f'{each:,}' for each in lengths)} tokens long" if lengths else ""
+    length = f", {' and '.join(f'{length:,}' for length in lengths)} tokens long" if lengths else ""
     return (
         f"{plan.scale} scale: {parameters / 1e6:,.2f}M parameters, {tokens:,} tokens of "
         f"{facts.text}{length}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
-        f"{_rotated(plan)}{stand_ins}"
+        f"{_rotation_note(plan)}{stand_ins}"
     )
 
 
-def _rotated(plan: Plan) -> str:
-    """Return which rotations stand in OrthoAdam for the papers', which are Haar's."""
+def _rotation_note(plan: Plan) -> str:
+    """Return a note on OrthoAdam's rotations if they are not the paper's, Haar's; "" otherwise."""
     optimizers = (job.config.optimizer for job in plan.jobs)
-    names = {each.rotation for each in optimizers if each.name == "orthoadam"} - {"haar"}
+    names = {optim.rotation for optim in optimizers if optim.name == "orthoadam"} - {"haar"}
     return (
         f"; OrthoAdam rotates by {', '.join(sorted(names))}, in the paper by Haar" if names else ""
     )
 
 
-def sentence(verdict: Verdict) -> str:
-    """Return a claim, what was found and the verdict, in a line."""
-    where = f" ({verdict.group})" if verdict.group else ""
-    why = f" ({verdict.because})" if verdict.outcome == "not applicable" else ""
-    return f"{verdict.says}{where}: {found_of(verdict)[0]}: {verdict.outcome}{why}."
+def verdict_sentence(verdict: Verdict) -> str:
+    """Return a claim, its difference and its verdict as a sentence."""
+    group = f" ({verdict.group})" if verdict.group else ""
+    reason = f" ({verdict.because})" if verdict.outcome == "not applicable" else ""
+    return f"{verdict.says}{group}: {format_difference(verdict)[0]}: {verdict.outcome}{reason}."
 
 
-def found_of(verdict: Verdict) -> tuple[str, str]:
-    """Return a difference and its 95% interval to the second digit of the error, in words.
+def format_difference(verdict: Verdict) -> tuple[str, str]:
+    """Return a difference and its 95% interval as texts, to the second digit of the error.
 
-    A single seed has no interval: "".
+    The interval of a single seed is "".
     """
     if verdict.difference is None:
         return "not measured", ""
-    found = format_estimate(verdict.difference, verdict.error, "+")
+    difference = format_estimate(verdict.difference, verdict.error, "+")
     if verdict.error is None:
-        return f"{found}, one seed", ""
+        return f"{difference}, one seed", ""
     edges = (round_to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
-    return found, " to ".join(edges)
+    return difference, " to ".join(edges)
 
 
 def reproduction_report(
     plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: RunFacts
 ) -> Report:
-    """Return what is told of an exhibit: drawn as the paper draws it, ours beside the published."""
-    exhibit, counts = plan.shown, counted(verdicts)
-    of_all = [(each.basis, each.outcome) for each in verdicts]
+    """Return an exhibit's report: claims, the paper's charts, our figures next to the paper's."""
+    exhibit, counts = plan.labeled_exhibit, count_outcomes(verdicts)
+    outcomes = [(verdict.basis, verdict.outcome) for verdict in verdicts]
     claims = [
-        [Cell(each.says, each.group, grounds(each)),
-         *claim_cells(each, _words(exhibit, each.figure))]
-        for each in verdicts
+        [Cell(verdict.says, verdict.group, verdict_notes(verdict)),
+         *claim_cells(verdict, _figure_title(exhibit, verdict.figure))]
+        for verdict in verdicts
     ]  # fmt: skip
     return Report(
         exhibit.heading,
-        [f"At {plan.scale} scale: {told_apart(of_all)}"],
-        next_scale(exhibit.name, {plan.scale}, counts),
+        [f"At {plan.scale} scale: {summarize_outcomes(outcomes)}"],
+        suggest_next_scale(exhibit.name, {plan.scale}, counts),
         [
             Section("Verdict", [
-                Text(f"At {headline(plan, facts, results)}:"),
+                Text(f"At {format_headline(plan, facts, results)}:"),
                 Text(exhibit.claim),
                 Text("A verdict is of this scale and text, and speaks for no other.", "caveat"),
             ], brief=True),
             Section("Claims", [
-                Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims",
+                Table(["claim", *CLAIM_COLUMNS], claims, "Claims and verdicts", "claims",
                       terminal=("verdict", "here", "95% interval")),
                 Text(READING, "note"),
                 *([Text("Without these runs, which diverged:"), BulletList(results.diverged)]
                   if results.diverged else []),
             ], brief=True),
             *(Section(title, [Chart(title, lambda drawing=drawing: drawing, explained=line)])
-              for title, line, drawing in drawn(exhibit, results)),
+              for title, line, drawing in draw_exhibit(exhibit, results)),
             Section("Figures", [
                 *_tables(exhibit, results),
-                terms([("loss", "loss"), *((each.title, each.figure)
-                       for each in exhibit.table.columns)]),
+                terms([("loss", "loss"), *((column.title, column.figure)
+                       for column in exhibit.table.columns)]),
                 Text(f"Means over seeds ± one standard error. {exhibit.table.note}", "note"),
             ]),
-            _method(plan, results, facts),
+            _method_section(plan, results, facts),
         ],
     )  # fmt: skip
 
 
-JUDGED = ("verdict", "paper", "here", "95% interval", "seeds")
+CLAIM_COLUMNS = ("verdict", "paper", "here", "95% interval", "seeds")
 """The columns of `claim_cells`."""
 READING = (
     "Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed "
@@ -169,8 +171,8 @@ READING = (
 
 
 def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
-    """Return what became of a claim, under the columns `JUDGED`."""
-    (found, interval), printed = found_of(verdict), list[str]()
+    """Return a claim's row of cells for the columns `CLAIM_COLUMNS`."""
+    (difference, interval), printed = format_difference(verdict), list[str]()
     if verdict.margin is not None:
         printed.append(f"margin {verdict.margin:.3g}")
     if verdict.published is not None:
@@ -181,22 +183,22 @@ def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
     return [
         Cell(verdict.outcome, style=verdict.outcome),
         Cell(verdict.direction, under=printed),
-        Cell(found, under=(figure,) if figure else ()),
+        Cell(difference, under=(figure,) if figure else ()),
         Cell("–" if verdict.low is None else interval, under=size),
         Cell(str(verdict.seeds)),
     ]  # fmt: skip
 
 
-def grounds(verdict: Verdict) -> list[str]:
-    """Return what a verdict rests on besides its difference."""
-    alone = f"; the difference alone: {verdict.direct}" if verdict.direct else ""
-    because = f"{verdict.because}{alone}" if verdict.because else ""
+def verdict_notes(verdict: Verdict) -> list[str]:
+    """Return notes on a verdict: its basis, and its premise or why it is not applicable."""
+    direct = f"; the difference alone: {verdict.direct}" if verdict.direct else ""
+    because = f"{verdict.because}{direct}" if verdict.because else ""
     return [*filter(None, (verdict.basis, because))]
 
 
-def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
-    exhibit, total = plan.shown, total_of([plan])
-    here = format_duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values()))
+def _method_section(plan: Plan, results: Results, facts: RunFacts) -> Section:
+    exhibit, total = plan.labeled_exhibit, total_cost([plan])
+    seconds = sum(row.figures.get("seconds", 0.0) for row in results.measurements.values())
     hours = total.operations / H100 / 3600
     seeds = [
         "a seed sets the initial weights, equal wherever names and shapes agree, and the order of "
@@ -207,16 +209,16 @@ def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
     ]
     elsewhere = f"; layers are looked at on {plan.elsewhere}, too" if plan.elsewhere else ""
     roughly = f". On one H100 very roughly {hours:.2g} hours" if hours >= 0.01 else ""
-    whole = f"{here} in all on " if plan.jobs else ""
+    duration = f"{format_duration(seconds)} in all on " if plan.jobs else ""
     entries = [
         ("Exhibit", f"{exhibit.name}, {exhibit.title}"),
-        ("Scale", f"{headline(plan, facts, results)}; {total.tokens:,.0f} tokens over all rows and "
-                  "seeds"),
+        ("Scale", f"{format_headline(plan, facts, results)}; {total.tokens:,.0f} tokens over all "
+                  "rows and seeds"),
         ("Text", f"{facts.text}; {facts.tokens}{elsewhere}"),
         ("Seeds", f"{', '.join(map(str, plan.seeds))}; {'; '.join(filter(None, seeds))}"),
-        *([("Stand-ins", "; ".join(plan.stand_ins))] if plan.stand_ins else []),
+        *([("Stand-ins", "; ".join(plan.stand_in_notes))] if plan.stand_in_notes else []),
         ("Trained for" if plan.jobs else "Machine",
-         f"{whole}{facts.machine}; {facts.dtype}{roughly}"),
+         f"{duration}{facts.machine}; {facts.dtype}{roughly}"),
         ("Numbers", "an exhibit is written in the paper's own numbers; here every row is the same "
                     "variation of this scale's model, and a number in which a row differs keeps "
                     "its ratio"),
@@ -230,37 +232,39 @@ def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
     ))  # fmt: skip
 
 
-def _words(exhibit: Exhibit, figure: str) -> str:
-    """Return what a figure is called: as its column is, or the column of the measure it varies."""
+def _figure_title(exhibit: Exhibit, figure: str) -> str:
+    """Return the title of a figure's column, or that of its measure with other options."""
     titles = {"loss": "validation loss"}
     titles |= {column.figure: column.title for column in exhibit.table.columns}
     return titles.get(figure) or titles.get(figure.partition("(")[0], figure)
 
 
-def counted(verdicts: Iterable[Verdict]) -> dict[Fate, int]:
-    """Return how many claims came out how, those of no claim among them."""
-    found = Counter(each.outcome for each in verdicts)
-    return {outcome: found[outcome] for outcome in OUTCOMES}
+def count_outcomes(verdicts: Iterable[Verdict]) -> dict[VerdictOutcome, int]:
+    """Return the number of claims for each outcome, also if it is 0."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
-    """Return how many claims came out how, from the basis and the outcome of each.
+def summarize_outcomes(verdicts: Sequence[tuple[str, str]]) -> str:
+    """Return the number of claims for each outcome, in words, from (basis, outcome) of each claim.
 
-    What the paper neither says nor measures so is counted apart.
+    Claims with another basis than what the paper says and measures are counted apart.
     """
     sentences: list[str] = []
     for basis in BASES:
-        counts = {each: verdicts.count((basis, each)) for each in OUTCOMES}
-        if count := sum(counts.values()):
-            what = f" {basis}" if basis else ""
-            told = listed(f"{each} {outcome}" for outcome, each in counts.items() if each)
-            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {told}")
-    first, *apart = sentences or ["none judged"]
-    return f"{first}." + (f" Counted apart: {'; '.join(apart)}." if apart else "")
+        counts = {outcome: verdicts.count((basis, outcome)) for outcome in OUTCOMES}
+        if total := sum(counts.values()):
+            basis_text = f" {basis}" if basis else ""
+            outcomes = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
+            sentences.append(f"{total} claim{'s' * (total > 1)}{basis_text}: {outcomes}")
+    first, *rest = sentences or ["none judged"]
+    return f"{first}." + (f" Counted apart: {'; '.join(rest)}." if rest else "")
 
 
-def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> list[NextStep]:
-    """Return the next larger scale as what to do where a claim is not resolved."""
+def suggest_next_scale(
+    exhibit: str, scales: Set[str], counts: Mapping[VerdictOutcome, int]
+) -> list[NextStep]:
+    """Return the command for the next larger scale as a next step if a claim is not resolved."""
     larger = {"tiny": "small", "small": "paper"}.get(*scales) if len(scales) == 1 else None
     if larger is None or not counts["not resolved"]:
         return []
@@ -269,20 +273,22 @@ def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> li
 
 
 def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:
-    """Yield a table a group, its rows with ours and the paper's figures."""
+    """Yield a table for each group, with our figures and the paper's."""
     columns = [(column.figure, column.title) for column in exhibit.table.columns]
     if "loss" not in [name for name, _ in columns]:
         columns.insert(0, ("loss", "validation loss"))
     for group in results.groups:
         rows = []
         for row in results.rows:
-            if not any((group, row, seed) in results.seen for seed in results.seeds):
+            if not any((group, row, seed) in results.measurements for seed in results.seeds):
                 continue
             cells = []
             for name, _ in columns:
-                values = values_of(results, group, row, name)
-                printed = exhibit.table.cells.get((named(exhibit, group, row), name))
-                under = [f"paper {_number(printed)}"] if isinstance(printed, int | float) else []
+                values = figure_values(results, group, row, name)
+                printed = exhibit.table.cells.get((published_row(exhibit, group, row), name))
+                under = (
+                    [f"paper {_format_number(printed)}"] if isinstance(printed, int | float) else []
+                )
                 value = format_estimate(*mean_and_error(values)) if values else "–"
                 cells.append(Cell(value, under=under))
             rows.append([exhibit.table.labels.get(row, row), *cells])
@@ -292,5 +298,5 @@ def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:
         yield Table(["row", *(title for _, title in columns)], rows, label or "Figures", "paper")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return (f"{value:,.0f}" if value >= 1000 else f"{value:.4g}").replace("-", "−")

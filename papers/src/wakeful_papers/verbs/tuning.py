@@ -1,4 +1,4 @@
-"""Trials of learning rates, carried out before the runs of an exhibit that tunes them."""
+"""Trials of learning rates, run before the runs of an exhibit that tunes them."""
 
 import dataclasses
 import math
@@ -10,44 +10,44 @@ from wakeful.runs.records import RunSummary
 from wakeful.runs.run import Run, is_done, read_record
 from wakeful.terminal.display import DisplayFactory
 from wakeful_papers.exhibits.plan import Job, Plan
-from wakeful_papers.exhibits.tuning import at_rate, best_rate
+from wakeful_papers.exhibits.tuning import best_rate, multiply_rates
 from wakeful_papers.verbs.runs import train_job
 
-Train = Callable[[Plan], object]
-"""What trains all jobs of a plan; those that diverge are left unfinished."""
+TrainPlan = Callable[[Plan], object]
+"""A function that trains all jobs of a plan; those that diverge stay unfinished."""
 
 
-def tuned(plan: Plan, runs: Path, run: Run, train: Train) -> Plan:
-    """Return a plan with the best rate of each row; one that tunes nothing is as it was.
+def tune_plan(plan: Plan, runs: Path, run: Run, train: TrainPlan) -> Plan:
+    """Return a plan with the best rate for each row; a plan without a rule is returned unchanged.
 
-    Trials lie among the runs, so that they are made once, whatever goes on with them; what they
-    came to is written to tuned.json of the exhibit's `run`.
+    Trials are kept among the runs, so that every one is trained once, also after an interruption.
+    Their losses are written to tuned.json of the exhibit's `run`.
     """
     rule = plan.tuning
     if rule is None:
         return plan
-    tried: dict[Job, dict[float, float]] = {job: {} for job in plan.tunes}
+    losses_by_job: dict[Job, dict[float, float]] = {job: {} for job in plan.tuned_jobs}
     while trials := {
-        (job, multiple): plan.trial(job, multiple)
-        for job, losses in tried.items()
-        for multiple in rule.left(losses)
+        (job, multiple): plan.trial_job(job, multiple)
+        for job, losses in losses_by_job.items()
+        for multiple in rule.remaining_multiples(losses)
     }:
-        train(plan.of_trials(trials.values()))
+        train(plan.trial_plan(trials.values()))
         for (job, multiple), trial in trials.items():
-            tried[job][multiple] = _loss(runs / trial.folder / f"seed-{rule.seed}")
-    found = {
-        _name(job): {
-            f"{job.config.optimizer.lr * each:g}": loss if math.isfinite(loss) else None
-            for each, loss in sorted(losses.items())
+            losses_by_job[job][multiple] = _final_loss(runs / trial.folder / f"seed-{rule.seed}")
+    record = {
+        _row_name(job): {
+            f"{job.config.optimizer.lr * multiple:g}": loss if math.isfinite(loss) else None
+            for multiple, loss in sorted(losses.items())
         }
-        for job, losses in tried.items()
+        for job, losses in losses_by_job.items()
     }
-    run.write_json("tuned.json", found)
-    return _at_multiples(plan, {job: best_rate(losses) for job, losses in tried.items()})
+    run.write_json("tuned.json", record)
+    return _multiply_rates(plan, {job: best_rate(losses) for job, losses in losses_by_job.items()})
 
 
-def at_rates_of(plan: Plan, path: Path) -> Plan:
-    """Return a plan with the best rate of each row in a file that `tuned` wrote.
+def apply_tuned_rates(plan: Plan, path: Path) -> Plan:
+    """Return a plan with the best rate for each row from a file that `tune_plan` wrote.
 
     Raises:
         WakefulError: the exhibit tunes no learning rates, or the file is missing or invalid, has
@@ -58,39 +58,40 @@ def at_rates_of(plan: Plan, path: Path) -> Plan:
             f"{plan.exhibit.name} tunes no learning rates at the {plan.scale} scale: leave out "
             "--tuned"
         )
-    tried = read_record(dict[str, dict[str, float | None]], path)
-    rows = {_name(job): job for job in plan.tunes}
-    if tried.keys() != rows.keys():
+    losses_by_row = read_record(dict[str, dict[str, float | None]], path)
+    rows = {_row_name(job): job for job in plan.tuned_jobs}
+    if losses_by_row.keys() != rows.keys():
         raise WakefulError(
-            f"{path} is not of {plan.exhibit.name}: its rows are {', '.join(tried) or 'none'}, the "
-            f"exhibit's {', '.join(rows)}"
+            f"{path} is not of {plan.exhibit.name}: its rows are "
+            f"{', '.join(losses_by_row) or 'none'}, the exhibit's {', '.join(rows)}"
         )
     multiples: dict[Job, float] = {}
-    for name, losses in tried.items():
+    for name, losses in losses_by_row.items():
         try:
             rate = best_rate({float(key): loss for key, loss in losses.items() if loss is not None})
         except ValueError:
             raise WakefulError(f"{path} has no learning rate at which {name} was trained") from None
         multiples[rows[name]] = rate / rows[name].config.optimizer.lr
-    return _at_multiples(plan, multiples)
+    return _multiply_rates(plan, multiples)
 
 
-def _name(job: Job) -> str:
+def _row_name(job: Job) -> str:
     return " ".join(filter(None, (job.group, job.row)))
 
 
-def _at_multiples(plan: Plan, multiples: Mapping[Job, float]) -> Plan:
+def _multiply_rates(plan: Plan, multiples: Mapping[Job, float]) -> Plan:
     """Return a plan whose jobs have these multiples of their rates, and that tunes nothing."""
-    of_rows = {(job.group, job.row): multiple for job, multiple in multiples.items()}
+    by_row = {(job.group, job.row): multiple for job, multiple in multiples.items()}
+    scaled = (multiply_rates(j.config, by_row[j.group, plan.rate_row(j)]) for j in plan.jobs)
     jobs = [
-        dataclasses.replace(job, config=at_rate(job.config, of_rows[job.group, plan.tuned_as(job)]))
-        for job in plan.jobs
+        dataclasses.replace(job, config=config)
+        for job, config in zip(plan.jobs, scaled, strict=True)
     ]
     return dataclasses.replace(plan, jobs=tuple(jobs), tuning=None)
 
 
-def train_here(runs: Path, display: DisplayFactory) -> Train:
-    """Return what trains a plan's jobs one after another in this process."""
+def local_trainer(runs: Path, display: DisplayFactory) -> TrainPlan:
+    """Return a function that trains a plan's jobs one after another in this process."""
 
     def train(plan: Plan) -> None:
         for job in plan.jobs:
@@ -103,7 +104,7 @@ def train_here(runs: Path, display: DisplayFactory) -> Train:
     return train
 
 
-def _loss(path: Path) -> float:
+def _final_loss(path: Path) -> float:
     if not is_done(path):
         return math.inf
     return Run.open(path).read(RunSummary, "summary.json").validation.loss
