@@ -11,7 +11,7 @@ from wakeful_papers.exhibits.exhibit import read_exhibit
 from wakeful_papers.exhibits.figures import Measurement
 from wakeful_papers.exhibits.judge import judge_claims
 from wakeful_papers.exhibits.plan import plan_exhibit
-from wakeful_papers.reports.reproduction import RunFacts, reproduction_report
+from wakeful_papers.reports.reproduction import RunFacts, exhibit_report
 
 
 def reproduction(
@@ -35,4 +35,4 @@ def reproduction(
     results = Results(plan.exhibit.table.baseline, places, seen)
     facts = RunFacts("a text", "9 tokens", "a machine", "float32")
     judged = judge_claims(plan.exhibit, results, plan.scale, plan.tasks)
-    return write_page(reproduction_report(plan, results, judged, facts), path)
+    return write_page(exhibit_report(plan, results, judged, facts), path)

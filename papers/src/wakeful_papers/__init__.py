@@ -3,8 +3,8 @@
     import wakeful_papers
     wakeful_papers.reproduce("value-residual/fig6", scale="tiny")
 
-It stands on top of `wakeful`, which finds its verb, its layouts of comparisons and its presets by
-their entry points and knows nothing else of it.
+It is built on `wakeful`, which loads its verb, its layouts of comparisons and its presets by their
+entry points and does not depend on it otherwise.
 """
 
 from typing import TYPE_CHECKING

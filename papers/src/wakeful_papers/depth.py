@@ -18,8 +18,8 @@ from wakeful.variants.shape import Shape
 
 _EPS = 1e-6
 Mixing = Literal["sinkhorn", "identity"]
-_LEAST = 1e-3
-"""Least α² of `ResidualGate`: its root has no gradient at 0."""
+_MIN_ALPHA_SQUARED = 1e-3
+"""Lower bound of α² in `ResidualGate`: the root has no gradient at 0."""
 
 
 class EmbeddingResidual(DepthMix):
@@ -44,7 +44,7 @@ class EmbeddingResidual(DepthMix):
 
 
 class X0Lambdas(DepthMix):
-    """h ← a_n h + b_n h_0 before block n, two numbers a block: nanochat's lambdas.
+    """h ← a_n h + b_n h_0 before block n, two numbers per block: nanochat's lambdas.
 
     `resid_lambdas` and `x0_lambdas` of nanochat/gpt.py (Karpathy, github.com/karpathy/nanochat),
     after modded-nanogpt. a starts at 1 and b at `start`, 0.1 there. Nanochat also normalizes the
@@ -125,7 +125,7 @@ class ResidualGate(SublayerMix):
         gate = self.gates[number - 1].to(x.dtype) / self.temperature
         beta = gate.sigmoid()
         # 1 − β² = (1 − β)(1 + β), and 1 − σ(g) = σ(−g), which does not cancel.
-        alpha = ((-gate).sigmoid() * (1 + beta)).clamp_min(_LEAST).sqrt()
+        alpha = ((-gate).sigmoid() * (1 + beta)).clamp_min(_MIN_ALPHA_SQUARED).sqrt()
         return alpha * x + beta * out, state
 
 

@@ -1,4 +1,4 @@
-"""Inheritances beside baselines: other starts for the same training (appendix B, tables 1, 2, 4).
+"""Inheritances and baselines: other starts for the same training (appendix B, tables 1, 2, 4).
 
 N layers in the reference, n in the target.
 """
@@ -78,7 +78,7 @@ def twice(num_layers: int, *, of: int) -> LayerMap:
 
 
 def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
-    """Return the contiguous run of layers with the lowest mean rank, a later one if they tie."""
+    """Return the consecutive layers with the lowest mean rank, the later ones of a tie."""
     starts = range(len(ranks) - num_layers + 1)
     start = min(starts, key=lambda s: (sum(ranks[s : s + num_layers]), -s))
     return LayerMap(tuple(range(start, start + num_layers)), "lazy")
@@ -93,7 +93,7 @@ class Setting:
     """The heir's own blocks."""
     seed: int
     lazy: LayerMap | None = None
-    """The run of n layers with the lowest mean rank, where a baseline asked for it."""
+    """The n consecutive layers with the lowest mean rank, if a baseline needs them."""
     route: str = ""
     normalizer: str = ""
 
@@ -127,7 +127,7 @@ class Setting:
 
 
 def is_copied(name: str, copy: Copy) -> bool:
-    """Tell whether the parts `copy` have the parameter `name` of a decoder."""
+    """Return True if the parts `copy` include the parameter `name` of a decoder."""
     if not name.startswith("blocks."):
         return copy != "blocks"
     child = name.split(".")[2]
@@ -137,21 +137,21 @@ def is_copied(name: str, copy: Copy) -> bool:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One line of a comparison."""
+    """A baseline of an inheritance."""
 
     summary: str
     start: Callable[[Setting], Decoder]
-    """The model its training starts from; of two stages, the first."""
+    """The model that its training, or the first of two stages, starts from."""
     second: Callable[[Setting, Decoder], Decoder] | None = None
-    """The model of the second half of its training, from the trained first."""
+    """The model of a second stage, from the model that the first has trained."""
     times: int = 1
     """Its steps, as a multiple of the heir's."""
     all_rounds: bool = False
-    """Whether it takes as many steps as all rounds of growth together, not as the last alone."""
+    """True if it takes as many steps as all rounds of growth together, not only the last."""
     distill: Literal["", "sum", "mean"] = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
     from_random: bool = False
-    """Whether no weight of it comes from the reference."""
+    """True if none of its weights come from the reference."""
 
 
 def stack(setting: Setting, trained: Decoder) -> Decoder:
@@ -186,8 +186,8 @@ def half_width(reference: Decoder, *, residual: bool) -> Decoder:
     return target
 
 
-def _random(summary: str, *, halves: bool = False, **more: Any) -> Baseline:
-    """Return a baseline that inherits nothing, or in `halves`: half its layers, then stacked."""
+def _random_baseline(summary: str, *, halves: bool = False, **more: Any) -> Baseline:
+    """Return a baseline that inherits nothing; with `halves` half its layers, then stacked."""
 
     def start(setting: Setting) -> Decoder:
         return setting.at_random(-(-setting.num_layers // (2 if halves else 1)))
@@ -195,22 +195,22 @@ def _random(summary: str, *, halves: bool = False, **more: Any) -> Baseline:
     return Baseline(summary, start, stack if halves else None, from_random=True, **more)
 
 
-def _taken(
+def _inherit(
     summary: str, choose: Callable[[Setting], LayerMap], copy: Copy = "all", **more: Any
 ) -> Baseline:
     """Return a baseline that inherits these layers, or these parts of them."""
     return Baseline(summary, lambda setting: setting.inherit(choose(setting), copy=copy), **more)
 
 
-def _ranged(rule: Callable[..., LayerMap]) -> Callable[[Setting], LayerMap]:
+def _by_rule(rule: Callable[..., LayerMap]) -> Callable[[Setting], LayerMap]:
     return lambda setting: rule(setting.num_layers, of=setting.reference.config.num_layers)
 
 
-def _own(setting: Setting) -> LayerMap:
+def _own_layers(setting: Setting) -> LayerMap:
     return setting.layers
 
 
-def _lazy(setting: Setting) -> LayerMap:
+def _lazy_layers(setting: Setting) -> LayerMap:
     if setting.lazy is None:
         depth = setting.num_layers
         raise WakefulError(f"the reference has no run of {depth} layers: leave out baseline lazy")
@@ -218,15 +218,15 @@ def _lazy(setting: Setting) -> LayerMap:
 
 
 BASELINES: dict[str, Baseline] = {
-    "random": _random("the same shape at random"),
-    "random_twice": _random("the same shape at random, for twice the steps", times=2),
-    "stacking": _random(
+    "random": _random_baseline("the same shape at random"),
+    "random_twice": _random_baseline("the same shape at random, for twice the steps", times=2),
+    "stacking": _random_baseline(
         "half the layers trained from random, then copied onto themselves", halves=True
     ),
-    "full_stacking": _random(
+    "full_stacking": _random_baseline(
         "stacking with all the steps before and all the steps after", halves=True, times=2
     ),
-    "hybrid_stacking": _taken("the reference's first n/2 layers twice", _ranged(twice)),
+    "hybrid_stacking": _inherit("the reference's first n/2 layers twice", _by_rule(twice)),
     "half_width": Baseline(
         "all layers, half the heads, feed-forward units and channels",
         lambda s: half_width(s.everything(), residual=True),
@@ -235,56 +235,56 @@ BASELINES: dict[str, Baseline] = {
         "all layers, half the heads and feed-forward units",
         lambda s: half_width(s.everything(), residual=False),
     ),
-    "at_once": _taken(
+    "at_once": _inherit(
         "the last heir's layers from the beginning, for as many steps as all rounds together",
-        _own,
+        _own_layers,
         all_rounds=True,
     ),
-    "distillation": _random(
+    "distillation": _random_baseline(
         "random, trained on the reference's predictions, KL summed over the vocabulary",
         distill="sum",
     ),
-    "distillation_mean": _random(
+    "distillation_mean": _random_baseline(
         "random, trained on the reference's predictions, KL averaged over the vocabulary",
         distill="mean",
     ),
-    "distilbert": _taken(
+    "distilbert": _inherit(
         "every second layer, trained on the reference's predictions",
-        _ranged(alternate),
+        _by_rule(alternate),
         distill="sum",
     ),
-    "first": _taken("the first n layers", _ranged(first)),
-    "alternate": _taken("every second layer", _ranged(alternate)),
-    "middle": _taken("n layers around the middle", _ranged(middle)),
-    "last": _taken("the last n layers", _ranged(last)),
-    "lazy": _taken("the n neighboring layers of the lowest mean rank", _lazy),
-    "attention": _taken("the heir's attention and its norms alone", _own, "attention"),
-    "mlp": _taken("the heir's feed-forward networks and their norms alone", _own, "mlp"),
-    "without_norms": _taken("the heir without its blocks' norms", _own, "without_norms"),
-    "blocks": _taken(
+    "first": _inherit("the first n layers", _by_rule(first)),
+    "alternate": _inherit("every second layer", _by_rule(alternate)),
+    "middle": _inherit("n layers around the middle", _by_rule(middle)),
+    "last": _inherit("the last n layers", _by_rule(last)),
+    "lazy": _inherit("the n neighboring layers of the lowest mean rank", _lazy_layers),
+    "attention": _inherit("the heir's attention and its norms alone", _own_layers, "attention"),
+    "mlp": _inherit("the heir's feed-forward networks and their norms alone", _own_layers, "mlp"),
+    "without_norms": _inherit("the heir without its blocks' norms", _own_layers, "without_norms"),
+    "blocks": _inherit(
         "the heir's blocks, with embeddings, positions, final norm and head at random",
-        _own,
+        _own_layers,
         "blocks",
     ),
-    "embeddings": _taken(
+    "embeddings": _inherit(
         "the reference's embeddings, positions, final norm and head, with blocks at random",
-        _own,
+        _own_layers,
         "embeddings",
     ),
-    "middle_blocks": _taken(
+    "middle_blocks": _inherit(
         "middle, with embeddings, positions, final norm and head at random",
-        _ranged(middle),
+        _by_rule(middle),
         "blocks",
     ),
-    "last_blocks": _taken(
-        "last, with embeddings, positions, final norm and head at random", _ranged(last), "blocks"
+    "last_blocks": _inherit(
+        "last, with embeddings, positions, final norm and head at random", _by_rule(last), "blocks"
     ),
-    "lazy_blocks": _taken(
-        "lazy, with embeddings, positions, final norm and head at random", _lazy, "blocks"
+    "lazy_blocks": _inherit(
+        "lazy, with embeddings, positions, final norm and head at random", _lazy_layers, "blocks"
     ),
     "reference": Baseline("the whole reference, trained further", lambda s: s.everything()),
 }
-"""By name."""
+"""Baselines by name."""
 
 
 def find_baseline(name: str) -> Baseline:
@@ -297,24 +297,20 @@ def find_baseline(name: str) -> Baseline:
 
 
 @dataclass(frozen=True)
-class _Compared:
-    """baselines.json: the heirs and the baselines side by side."""
+class _Arms:
+    """baselines.json: the heirs and the baselines."""
 
     arms: tuple[Arm, ...]
 
 
 def inherit_with_baselines(
-    source: str,
-    options: Mapping[str, Any],
-    baselines: Sequence[str],
-    folder: Path,
+    source: str, options: Mapping[str, Any], baselines: Sequence[str], folder: Path,
     display: DisplayFactory,
-) -> tuple[Arm, ...]:
-    """Return the arms of an inheritance, heirs first, and of baselines trained beside them.
+) -> tuple[Arm, ...]:  # fmt: skip
+    """Return the arms of an inheritance, heirs first, and of its baselines.
 
-    What the folder has is read and what it lacks is done. `options` are those of
-    `wakeful.inherit`, of one seed. Each baseline is a training run in the folder, on the heir's
-    batches; baselines.json has all arms.
+    What the folder lacks is run first. `options` are those of `wakeful.inherit`, for one seed. Each
+    baseline is a training run in the folder, on the heir's batches; baselines.json has all arms.
     """
     if not (folder / "run.json").is_file():
         inherit_reference(source, display=display, **{**options, "out": folder})
@@ -322,18 +318,18 @@ def inherit_with_baselines(
         inherit_reference(resume=folder, display=display)
     record = folder / "baselines.json"
     if not record.is_file():
-        arms = _trained_beside(folder, baselines, display)
-        Run(folder).write_json(record.name, to_table(_Compared(arms)))
-    return read_record(_Compared, record).arms
+        arms = _train_baselines(folder, baselines, display)
+        Run(folder).write_json(record.name, to_table(_Arms(arms)))
+    return read_record(_Arms, record).arms
 
 
-def _trained_beside(
+def _train_baselines(
     folder: Path, baselines: Sequence[str], display: DisplayFactory
 ) -> tuple[Arm, ...]:
     recipe, loss = read_recipe(folder), read_inheritance(folder)[0].reference.loss
     reference = read_decoder(recipe.reference)
     runner = StageRunner(recipe, reference.decoder(), loss, folder, display)
-    rounds = runner.carry_out().rounds  # they are there, and read
+    rounds = runner.carry_out().rounds  # they are finished, and only read
     lazy = bool({"lazy", "lazy_blocks"} & {*baselines})
     setting = Setting(
         reference.decoder(),
@@ -348,7 +344,7 @@ def _trained_beside(
         finished = [
             runner.run_stage(stage)
             for name in baselines
-            for stage in stages(name, setting, recipe, heirs, folder)
+            for stage in baseline_stages(name, setting, recipe, heirs, folder)
         ]
     outcome = FinishedStages(rounds, tuple(finished))
     return compare_arms(outcome, read_windows(folder / "reference.parquet"), loss)
@@ -367,14 +363,14 @@ def _laziest(recipe: Recipe, reference: Model, num_layers: int) -> LayerMap:
     return laziest(ranks["value"].to_list(), num_layers)
 
 
-def stages(
+def baseline_stages(
     name: str, setting: Setting, recipe: Recipe, heirs: Sequence[TrainingStage], folder: Path
 ) -> Iterator[TrainingStage]:
-    """Yield a baseline's stages, which follow from the last heir's depth and steps."""
+    """Yield a baseline's training stages, which depend on the last heir's depth and steps."""
     baseline, heir = find_baseline(name), heirs[-1]
     steps = heir.offset + heir.steps
     if baseline.all_rounds:
-        steps = sum(each.steps for each in heirs)
+        steps = sum(stage.steps for stage in heirs)
     steps *= baseline.times
     distill = DistillConfig()
     if baseline.distill:
@@ -382,20 +378,20 @@ def stages(
     origin = {"baseline": baseline.summary, "random": baseline.from_random}
     make = partial(TrainingStage, arm=name, summary=baseline.summary, origin=origin)
     start = partial(baseline.start, setting)
-    then = baseline.second
-    if then is None:
+    start_second = baseline.second
+    if start_second is None:
         yield make(name=name, steps=steps, start=start, objective=distill)
         return
     half = halfway_steps(steps, recipe.train.eval_every)
     yield make(name=f"{name}-1", steps=half, start=start)
 
     def second() -> Decoder:
-        return then(setting, read_decoder(folder / f"{name}-1", dtype="auto").decoder())
+        return start_second(setting, read_decoder(folder / f"{name}-1", dtype="auto").decoder())
 
     yield make(name=name, steps=steps - half, offset=half, start=second)
 
 
 def halfway_steps(steps: int, eval_every: int) -> int:
-    """Return the steps of a first half, so that both halves are evaluated where others are."""
-    every = min(eval_every or 1, steps // 2) or 1
-    return max(every, steps // 2 // every * every)
+    """Return the steps of a first half, such that both halves are evaluated at the usual steps."""
+    interval = min(eval_every or 1, steps // 2) or 1
+    return max(interval, steps // 2 // interval * interval)

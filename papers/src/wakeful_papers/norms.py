@@ -52,7 +52,7 @@ class GatedNorm(Norm):
 
 
 class PreAffine(Norm):
-    """RMSNorm(λ ⊙ x) ⊙ γ with a λ and a γ a channel, both 1 at the start.
+    """RMSNorm(λ ⊙ x) ⊙ γ with one λ and one γ per channel, both 1 at the start.
 
     Qiu et al. 2026 (A Unified View of Attention and Residual Sinks, arXiv 2601.22966): the few
     channels that outgrow all others rescale the rest through the norm, and λ can do that instead.

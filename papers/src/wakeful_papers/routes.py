@@ -86,7 +86,7 @@ class AttentionResidual(_Residual):
     """U_n = ((1 − w) A_n + w A_1) V_n, w = ½ (Value Residual Learning, fig. 7: no gain).
 
     A_1 has the first layer's queries and keys; scale and sink are this layer's, which are the first
-    layer's too unless sinks are learned or logits scaled by layer. It attends twice a layer.
+    layer's too unless sinks are learned or logits scaled by layer. It attends twice per layer.
     """
 
     examples = ("wakeful_papers.routes:AttentionResidual",)
@@ -210,8 +210,8 @@ class ValueScale(ValueRoute):
     """v̂ = r / (r + C) v with r = ‖v‖² and C = D d σ² e^θ, θ = 0 at the start.
 
     V-scale of Attention Sinks Induce Gradient Sinks (Chen et al. 2026, arXiv 2603.17771, section
-    5): θ is one number a layer and value head, D the stream's width, d the head's and σ, `std`, the
-    deviation of initial weights, so that C is what r is expected to be at the start. A sink's
+    5): one θ per layer and value head, D the stream's width, d the head's and σ, `std`, the initial
+    weights' standard deviation, so that C is what r is expected to be at the start. A sink's
     value, which is small, passes r / C of its gradient on; a large value stays as it is.
     """
 

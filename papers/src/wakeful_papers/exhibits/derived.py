@@ -23,8 +23,7 @@ class Results:
 
     baseline: str
     axis_values: Mapping[str, float]
-    """Each group's value on the axis of groups, such as its length; groups without one are not in
-    it."""
+    """Each group's value on the axis of groups, such as its length, if it has one."""
     measurements: Mapping[RowKey, Measurement]
     diverged: tuple[str, ...] = ()
     """The runs that are missing because they diverged, each with the reason."""
@@ -76,10 +75,8 @@ class RowRun:
     def curve_pair(self, name: str) -> tuple[Curve, Curve] | None:
         """Return a curve and the baseline's, if both were measured and have points."""
         curve, baseline = self.curve(name), self.baseline
-        baseline_curve = baseline.curve(name) if baseline else None
-        if not curve or not baseline_curve:
-            return None
-        return (curve, baseline_curve) if len(curve[1]) and len(baseline_curve[1]) else None
+        base = baseline.curve(name) if baseline else None
+        return (curve, base) if curve and base and len(curve[1]) and len(base[1]) else None
 
 
 Measure = Callable[..., float | None]
@@ -108,14 +105,13 @@ def check_figure(expression: str) -> None:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the means over windows of 100 values, or of 10 where there are fewer than 1,000.
+    """Return the means over windows of 100 values, or of 10 if there are fewer than 1,000.
 
     Section 4.1.1 of Value Residual Learning: "a window size of 10 steps or 100 steps". As in its
     code (analyze/plot_relative_loss.py) every window is complete and the first begins with the
     first value, so windows of n values give n − 1 fewer means than there are values.
     """
-    length = _window_length(values)
-    return np.convolve(values, np.ones(length) / length, mode="valid")
+    return np.convolve(values, np.ones(width := _window_length(values)) / width, mode="valid")
 
 
 def _window_length(values: np.ndarray) -> int:
@@ -185,12 +181,10 @@ def ahead(run: RowRun, *, first: float = 1.0) -> float | None:
 
 def over_baseline(run: RowRun, *, figure: str = "loss") -> float | None:
     """Return a row's figure over the baseline's in the same group."""
-    baseline = run.baseline
+    base = run.baseline
     value = row_figure(run.results, run.group, run.row, run.seed, figure)
-    baseline_value = baseline and row_figure(
-        run.results, baseline.group, baseline.row, run.seed, figure
-    )
-    return value / baseline_value if value is not None and baseline_value else None
+    base_value = base and row_figure(run.results, base.group, base.row, run.seed, figure)
+    return value / base_value if value is not None and base_value else None
 
 
 def exponent(run: RowRun, *, figure: str) -> float | None:
@@ -228,12 +222,10 @@ def data_saving(run: RowRun) -> float | None:
     """
     if (pair := run.curve_pair("train_loss")) is None:
         return None
-    curve, baseline_curve = (
-        (steps[_window_length(losses) - 1 :], smooth(losses)) for steps, losses in pair
-    )
-    if curve[1][-1] <= baseline_curve[1][-1]:
-        return _share_of_steps_left(curve, baseline_curve[1][-1])
-    return -_share_of_steps_left(baseline_curve, curve[1][-1])
+    curve, base = ((steps[_window_length(losses) - 1 :], smooth(losses)) for steps, losses in pair)
+    if curve[1][-1] <= base[1][-1]:
+        return _share_of_steps_left(curve, base[1][-1])
+    return -_share_of_steps_left(base, curve[1][-1])
 
 
 def _share_of_steps_left(curve: Curve, loss: float) -> float:
@@ -278,8 +270,7 @@ def parameter_saving(
     if slope >= 0:  # more parameters do not lower the loss: a loss corresponds to no size
         return None
     log_ratio = -float(np.mean(differences)) / slope  # ln N / N'
-    largest_ratio = math.log(max(sizes) / min(sizes))
-    return 1.0 - math.exp(log_ratio) if abs(log_ratio) < largest_ratio else None
+    return 1.0 - math.exp(log_ratio) if abs(log_ratio) < math.log(max(sizes) / min(sizes)) else None
 
 
 def loss_over_training(run: RowRun, *, curve: str = "validation_loss") -> float | None:
@@ -288,23 +279,21 @@ def loss_over_training(run: RowRun, *, curve: str = "validation_loss") -> float 
     The mean is over the steps after the start at which all rows of the group with the same last
     step were evaluated. `curve="train_loss"` is for the losses of the batches.
     """
-    rows = [other_run for row in run.results.rows if (other_run := run.select(row=row))]
-    own = run.curve(curve)
-    if own is None or not len(own[0]):
+    if (own := run.curve(curve)) is None or not len(own[0]):
         return None
     steps, losses = own
     shared = steps[steps > 0]
-    for other_run in rows:
-        other_curve = other_run.curve(curve)
-        if other_curve and len(other_curve[0]) and other_curve[0][-1] == steps[-1]:
-            shared = np.intersect1d(shared, other_curve[0])
+    for row in run.results.rows:
+        row_run = run.select(row=row)
+        row_curve = row_run.curve(curve) if row_run else None
+        if row_curve and len(row_curve[0]) and row_curve[0][-1] == steps[-1]:
+            shared = np.intersect1d(shared, row_curve[0])
     return float(losses[np.isin(steps, shared)].mean()) if len(shared) else None
 
 
 def loss_after(run: RowRun, *, share: float) -> float | None:
     """Return the validation loss after a share of a row's steps, if it was evaluated there."""
-    curve = run.curve("validation_loss")
-    if curve is None or not len(curve[0]):
+    if (curve := run.curve("validation_loss")) is None or not len(curve[0]):
         return None
     steps, losses = curve
     indices = np.flatnonzero(steps == round(share * float(steps[-1])))
@@ -364,9 +353,7 @@ def _layer_values(run: RowRun, name: str, part: str) -> np.ndarray:
 def deepening(
     run: RowRun, *, metric: str, variant: str = "paper", part: str = "late", than: str = "early"
 ) -> float | None:
-    """Return a metric's mean over a part of the layers minus that over another, by default of the
-    second half minus the first.
-    """
+    """Return a metric's mean over one part of the layers minus another, by default late − early."""
     late, early = (layers(run, metric=metric, variant=variant, part=each) for each in (part, than))
     return None if late is None or early is None else late - early
 
@@ -392,9 +379,7 @@ def extreme(
 ) -> float | None:
     """Return a metric's largest or `least` value over a part of the layers (`_select_part`)."""
     values = _layer_values(run, f"{metric}/paper/{position}", part)
-    if not len(values):
-        return None
-    return float(values.min() if least else values.max())
+    return float(values.min() if least else values.max()) if len(values) else None
 
 
 def where_least(run: RowRun, *, metric: str, of: str) -> float | None:
@@ -417,8 +402,7 @@ def swings(run: RowRun, *, metric: str, shape: str, variant: str = "paper") -> f
     values = _layer_values(run, f"{metric}/{variant}/all", "all") * (1 if shape == "M" else -1)
     if not len(values):
         return None
-    # The smallest of the swings that end at each layer, for the best choice of layers before it.
-    smallest_swing = np.full(len(values), np.inf)
+    smallest_swing = np.full(len(values), np.inf)  # of the swings up to each layer, at best
     for sign in (1, -1, 1, -1):
         swing = sign * (values[None, :] - values[:, None])
         candidates = np.where(

@@ -9,7 +9,7 @@ A row is a variant, by the name that it is trained under; a column is a figure o
 (`figures`), in the paper's own numbers. Published values count as equal if they differ by at most
 the share `same`. A direction ("lower", "higher", "same") replaces a value that is not known. Every
 direction of the table is a claim if the exhibit has no claims of its own or sets `directions`. A
-claim is about a phenomenon that a baseline must show (`Premise`); premises.toml has those of
+claim may presuppose a phenomenon that a baseline must show (`Premise`); premises.toml has those of
 figures that many exhibits have. A table without rows gets the variants that were trained; its
 columns with a better side are ranked, group by group (`ranks`).
 """
@@ -34,8 +34,8 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 _PAPERS = resources.files("wakeful_papers") / "papers"
 _SHARED = "paper.toml"
 EQUAL_TRAINING = {"reference": "reference_on", "random": "random_total"}
-"""Rows with as much training as an heir (its reference's steps plus its own), by the paper's row
-that they replace: the reference trained further, and a random start trained for all these steps."""
+"""Rows with as much training as an heir (its reference's steps plus its own), by the corresponding
+rows of the paper: the reference trained further, and a random start trained for all these steps."""
 EQUAL_TRAINING_LABELS = {
     "reference_on": "reference, trained on",
     "random_total": "random, for the steps of reference and heir",
@@ -84,8 +84,7 @@ class Premise:
 class Claim:
     """A sentence of the paper as a comparison of two figures of the same seed.
 
-    The difference is `figure` of `row` in `group` minus `figure` of `than` in `than_group`, or
-    minus `than_value`.
+    It is `figure` of `row` in `group` minus that of `than` in `than_group`, or minus `than_value`.
     """
 
     says: str
@@ -95,13 +94,13 @@ class Claim:
     group: str = ""
     """Empty: every group, each by itself."""
     than: str = ""
-    """The other row. Empty: the baseline, or the same row where another group is named."""
+    """The row to compare with. Empty: the baseline, or the same row if `than_group` is set."""
     than_group: str = ""
-    """The other group. Empty: the same."""
+    """Its group. Empty: the same."""
     than_value: float | None = None
     """A number to compare with instead of a row."""
     published: float | None = None
-    """The paper's difference, where it prints one."""
+    """The difference that the paper prints, if it does."""
     published_scales: tuple[Scale, ...] = ()
     """Scales that can be expected to show it. Empty: all; a kurtosis depends on the width."""
     same: float = 0.05
@@ -161,8 +160,7 @@ class Heirs:
     grow: float = 0.0
     """Share of the reference's layers that each round adds."""
     epochs: float = 0.0
-    """Passes over the tokens that the arms are trained on, the first of the text. 0: these are all
-    of the text."""
+    """Passes over the tokens that arms are trained on, the text's first. 0: all of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +274,7 @@ def read_exhibit(name: str) -> Exhibit:
     """
     if name not in exhibit_names():
         raise WakefulError(
-            f"there is no exhibit {name[:80]!r}{_suggest_exhibits(name)}; "
-            "wakeful reproduce lists them"
+            f"there is no exhibit {name[:80]!r}{_suggest(name)}; wakeful reproduce lists them"
         )
     return _build_exhibit(name)
 
@@ -292,7 +289,7 @@ def expand_papers(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(expanded_names)
 
 
-def _suggest_exhibits(name: str) -> str:
+def _suggest(name: str) -> str:
     """Return a hint at the exhibits that an unknown name may mean.
 
     A name without a paper means the exhibit of that name in every paper; in a paper that has it
@@ -376,9 +373,8 @@ def _table_claims(table: PublishedTable) -> Iterator[Claim]:
 def _add_equal_training_claims(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Claim]:
     """Yield an exhibit's own claims, and for those about heirs one with equal training.
 
-    The paper compares an heir with a reference and a random start trained for the heir's own steps
-    alone; the heir has had its reference's too (`EQUAL_TRAINING`). Both comparisons are judged
-    wherever the reference is trained here.
+    The paper compares an heir with rows trained for the heir's own steps alone, without those of
+    its reference. Both comparisons are judged at scales that train the reference themselves.
     """
     for claim in spec.claims:
         yield claim
@@ -390,9 +386,7 @@ def _add_equal_training_claims(spec: _Spec, scales: Mapping[str, TomlTable]) -> 
             or claim.figure.endswith("tokens") or claim.than_value is not None or claim.than_group
         ):  # fmt: skip
             continue
-        trained_scales = tuple(
-            scale for scale in claim.scales or SCALES if "references" not in scales[scale]
-        )
+        trained_scales = tuple(s for s in claim.scales or SCALES if "references" not in scales[s])
         if claim.figure.startswith(_SPEED_FIGURES) or not trained_scales:
             continue
         steps = {"reference": "trained on for as many steps",

@@ -28,9 +28,7 @@ class Measurement:
     pictures: Mapping[str, Frame] = field(default_factory=dict)
     """The rows of each of `PICTURES` that was measured; their `position` is "row,column"."""
 
-    def with_layers_and_tasks(
-        self, layers: Frame | None, task_figures: Mapping[str, float]
-    ) -> "Measurement":
+    def with_probes(self, layers: Frame | None, task_figures: Mapping[str, float]) -> "Measurement":
         """Return it with the probes' rows of its layers, if there are any, and with its figures on
         tasks, by `task_figure_name`.
         """

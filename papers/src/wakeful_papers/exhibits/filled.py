@@ -40,14 +40,14 @@ class FilledTable:
     """Printed rows that the comparison does not have."""
 
 
-def with_trained_rows(comparison: ComparedRuns, layout: PublishedTable) -> PublishedTable:
+def fill_rows(comparison: ComparedRuns, layout: PublishedTable) -> PublishedTable:
     """Return a table; one without rows gets the comparison's variants and measured columns."""
     if layout.labels:
         return layout
     columns = tuple(
         column
         for column in layout.columns
-        if any(seed_figures(comparison, variant, column.figure) for variant in comparison.variants)
+        if any(seed_values(comparison, variant, column.figure) for variant in comparison.variants)
     )
     return dataclasses.replace(
         layout,
@@ -59,7 +59,7 @@ def with_trained_rows(comparison: ComparedRuns, layout: PublishedTable) -> Publi
 
 def fill_table(comparison: ComparedRuns, layout: PublishedTable) -> FilledTable:
     """Return a published table filled with a comparison's figures."""
-    layout = with_trained_rows(comparison, layout)
+    layout = fill_rows(comparison, layout)
     labels, variants = layout.labels.items(), comparison.variants
     figures = [column.figure for column in layout.columns]
     rows = (
@@ -72,23 +72,20 @@ def fill_table(comparison: ComparedRuns, layout: PublishedTable) -> FilledTable:
 
 
 def _cell(comparison: ComparedRuns, layout: PublishedTable, variant: str, name: str) -> FilledCell:
-    values = seed_figures(comparison, variant, name)
-    base = seed_figures(comparison, layout.baseline, name)
+    values = seed_values(comparison, variant, name)
+    base = seed_values(comparison, layout.baseline, name)
     # As everywhere on the page, only seeds that both have count, if there are any.
     values = {seed: value for seed, value in values.items() if seed in base} or values
     return FilledCell(
         mean_and_error([*values.values()]) if values else None,
-        variant != layout.baseline and is_significant(paired_differences(values, base)),
+        variant != layout.baseline and is_significant(seed_differences(values, base)),
         layout.cells.get((variant, name)),
     )
 
 
-def paired_differences(
-    values: Mapping[int, float], baseline_values: Mapping[int, float]
-) -> list[float]:
+def seed_differences(values: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
     """Return a variant's figures minus the baseline's, for the seeds that both have."""
-    shared = [seed for seed in values if seed in baseline_values]
-    return [values[seed] - baseline_values[seed] for seed in shared]
+    return [value - base[seed] for seed, value in values.items() if seed in base]
 
 
 def is_significant(differences: Sequence[float]) -> bool:
@@ -99,7 +96,7 @@ def is_significant(differences: Sequence[float]) -> bool:
     return abs(mean) > interval_half_width(error, len(differences))
 
 
-def seed_figures(comparison: ComparedRuns, variant: str, name: str) -> dict[int, float]:
+def seed_values(comparison: ComparedRuns, variant: str, name: str) -> dict[int, float]:
     """Return a figure by seed, for a variant's finished runs that measured it."""
     if variant not in comparison.variants:
         return {}

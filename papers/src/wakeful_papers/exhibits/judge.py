@@ -37,7 +37,7 @@ class Verdict:
     """The mean over seeds; None if no run measured it."""
     error: float | None
     low: float | None
-    """The 95% interval of the difference; None of a single seed."""
+    """The 95% interval of the difference; None for a single seed."""
     high: float | None
     seeds: int
     outcome: VerdictOutcome
@@ -82,13 +82,10 @@ class JudgedExhibit:
 
 
 def judge_claims(
-    exhibit: Exhibit,
-    results: Results,
-    scale: Scale,
-    tasks: Sequence[str],
+    exhibit: Exhibit, results: Results, scale: Scale, tasks: Sequence[str],
     stand_ins: Container[str] = (),
-) -> tuple[Verdict, ...]:
-    """Judge the claims of an exhibit at a scale where models were asked these tasks.
+) -> tuple[Verdict, ...]:  # fmt: skip
+    """Judge the claims of an exhibit at a scale if models were evaluated on these tasks.
 
     A claim that names no group is judged once per group. `stand_ins` are the rows and groups whose
     models are not the paper's.
@@ -135,8 +132,7 @@ class _GroupClaim:
         if pairs:
             mean, standard_error = mean_and_error([a - b for a, b in pairs])
             if not math.isnan(standard_error):
-                error = standard_error
-                half_width = interval_half_width(error, len(pairs))
+                error, half_width = standard_error, interval_half_width(standard_error, len(pairs))
                 low, high = mean - half_width, mean + half_width
         groups = self.exhibit.groups
         label = groups[self.group].label if self.group in groups else ""
@@ -159,7 +155,6 @@ class _GroupClaim:
         return self._check_premise(self._check_baseline(verdict))
 
     def _comparison_label(self) -> str:
-        """Return the label of the row, or the number, that the claim's row is compared with."""
         if self.claim.than_value is not None:
             return f"{self.claim.than_value:g}"
         group, row = self.compared
@@ -172,12 +167,8 @@ class _GroupClaim:
         values = self._figures(self.claim.figure, self.group, row)
         if self.claim.than_value is not None:
             return [(value, self.claim.than_value) for value in values.values()]
-        compared_values = self._figures(self.claim.figure, *self.compared)
-        return [
-            (value, compared_values[seed])
-            for seed, value in values.items()
-            if seed in compared_values
-        ]
+        than_values = self._figures(self.claim.figure, *self.compared)
+        return [(value, than_values[seed]) for seed, value in values.items() if seed in than_values]
 
     def _figures(self, figure: str, group: str, row: str) -> dict[int, float]:
         """Return a figure of a row by seed, for the seeds that measured it."""
@@ -202,7 +193,7 @@ class _GroupClaim:
         """Return a verdict on a number as not applicable if the baseline passes the number too.
 
         Claims about published models or heirs, and measures that compare with the baseline, are
-        exempt: they are no cures that the baseline could do without. A reversal stands.
+        exempt, since they do not test a cure. A reversal stands.
         """
         claim, baseline = self.claim, self.exhibit.table.baseline
         published = self.exhibit.scales["paper"].get("models", {})

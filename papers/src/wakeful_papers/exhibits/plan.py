@@ -178,11 +178,8 @@ class Plan:
                         runs, share * tokens, share * operations, share * disk, "heirs"
                     )
         if self.tuning is not None:
-            trials = (
-                self.trial_job(job, multiple)
-                for job in self.tuned_jobs
-                for multiple in self.tuning.multiples
-            )
+            jobs, multiples = self.tuned_jobs, self.tuning.multiples
+            trials = (self.trial_job(job, multiple) for job in jobs for multiple in multiples)
             costs |= self.trial_plan(trials).costs_by_folder
         exhibit = self.exhibit
         facts = [self.config.data.source, exhibit.looks, exhibit.schemes, *exhibit.probes]
@@ -284,13 +281,12 @@ class Plan:
     @property
     def _reference_notes(self) -> dict[str, str]:
         """A note for each group of heirs whose reference is not the paper's."""
-        published, notes = self.exhibit.scales["paper"].get("references", {}), dict[str, str]()
+        table, notes = self.exhibit.scales["paper"].get("references", {}), dict[str, str]()
         for group in self.heirs:
-            model = self.reference_of(group)
-            paper_model = published.get(group, published.get("all"))
-            if paper_model and (model is None or model.source != paper_model["source"]):
+            model, published = self.reference_of(group), table.get(group, table.get("all"))
+            if published and (model is None or model.source != published["source"]):
                 source = model.source if model else "a model trained here"
-                notes[group] = f"{source} in place of {paper_model['source'].rpartition('/')[2]}"
+                notes[group] = f"{source} in place of {published['source'].rpartition('/')[2]}"
         return notes
 
     @property
@@ -333,12 +329,9 @@ def plan_exhibit(
         raise WakefulError(
             f"{exhibit.name} lists settings and has nothing to measure: {exhibit.settings}"
         )
-    comparison = exhibit.compare or {}
-    if isinstance(comparison, str):
-        comparison = read_preset_table(comparison)
-    common = {
-        key: value for key, value in comparison.items() if key not in (*COMPARISON_KEYS, "preset")
-    }
+    compare = exhibit.compare or {}
+    compare = read_preset_table(compare) if isinstance(compare, str) else compare
+    common = {k: v for k, v in compare.items() if k not in (*COMPARISON_KEYS, "preset")}
     settings: TomlTable = dict(exhibit.scales[scale])
     group_fields, row_fields = settings.pop("groups", {}), settings.pop("variants", {})
     existing = from_table(dict[str, Existing], settings.pop("models", {}))
@@ -354,7 +347,7 @@ def plan_exhibit(
     seeds = tuple(seeds or read_seeds(settings))
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
         raise WakefulError(f"seeds are different numbers in [0, 2**63), got {list(seeds)}")
-    start = {"preset": comparison["preset"]} if "preset" in comparison else {}
+    start = {"preset": compare["preset"]} if "preset" in compare else {}
     target = merge_tables(merge_tables(start, common), settings)
     for name, value in (changes or {}).items():
         target = merge_tables(target, nest_value(name, value))
@@ -372,7 +365,7 @@ def plan_exhibit(
         for key, group in exhibit.groups.items()
         if scale in (group.scales or SCALES)
     } or {"": {}}  # fmt: skip
-    variants = {"variants": comparison.get("variants", {"reference": {}})}
+    variants = {"variants": compare.get("variants", {"reference": {}})}
     for group, fields in groups.items():
         if exhibit.inherit is not None:
             group_heirs = exhibit.groups[group].inherit if group in exhibit.groups else {}
@@ -397,8 +390,7 @@ def plan_exhibit(
 
 
 def _add_equal_training_rows(plan: Plan) -> Plan:
-    """Return a plan with the rows of equal training that its claims compare heirs with
-    (`EQUAL_TRAINING`).
+    """Return a plan with the rows of equal training that its claims name (`EQUAL_TRAINING`).
 
     The steps of a reference that is not trained here are unknown: its heirs get no such rows.
     """
@@ -430,20 +422,14 @@ def _heir_steps(heirs: Heirs, job: Job) -> int:
 
 
 def _replace_models(
-    exhibit: Exhibit,
-    models: Sequence[str],
-    existing: dict[str, Existing],
+    exhibit: Exhibit, models: Sequence[str], existing: dict[str, Existing],
     references: dict[str, Existing],
-) -> tuple[dict[str, Existing], dict[str, Existing]]:
+) -> tuple[dict[str, Existing], dict[str, Existing]]:  # fmt: skip
     """Return the existing models and references with the user's models in place of the paper's.
 
-    The user's models have unknown sizes. A model's name alone takes the paper's next place, a row
-    or a group of the exhibit; models that are not named are not measured, but all references are
-    needed. PLACE=MODEL takes that place and keeps the scale's `existing` and `references` in the
-    others.
-
-    Raises:
-        WakefulError: the exhibit has no such models, or the names do not fit its places.
+    Their sizes are unknown. A model's name alone takes the paper's next place, a row or a group of
+    the exhibit; places without a name are not measured, but all references need one. PLACE=MODEL
+    takes that place and leaves the scale's `existing` and `references` in the others.
     """
     published_models = [
         from_table(dict[str, Existing], exhibit.scales["paper"].get(name, {}))
@@ -471,7 +457,7 @@ def _replace_models(
 
 
 def file_label(source: str) -> str:
-    """Return the name of a model in the names of files."""
+    """Return a model's label in the names of files."""
     last = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source).name).strip("-.") or "model"
     return f"{last}-{joined_sha256(source)[:6]}"
 
@@ -498,12 +484,9 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
         data["max_tokens"] = max(config.train.length + 1, round(tokens / heirs.epochs))
     optimizer = table["optimizer"]
     optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps // 5)
+    layers = {"layers": _heir_depth(heirs, job)}
     return {
-        **(
-            {"keep": heirs.keep}
-            if plan.reference_of(job.group)
-            else {"layers": _heir_depth(heirs, job)}
-        ),
+        **({"keep": heirs.keep} if plan.reference_of(job.group) else layers),
         "choose": "first",
         "bridge": {"map": "none"},
         "heal": {"by": "text"},
@@ -515,11 +498,10 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
 
 
 def _count_heir_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
-    """Return the number of an inheritance's runs, and their cost as a multiple of that of as many
-    steps of the reference.
+    """Return the number of an inheritance's runs, and their cost over the reference's per step.
 
     Every run has the reference's shape with a share of its layers, or all of them if it trains the
-    reference further. Layers are added until the last round.
+    reference further. Growth ends with the last round.
     """
     added = round(heirs.grow * num_layers)
     missing = num_layers - round(heirs.keep * num_layers)

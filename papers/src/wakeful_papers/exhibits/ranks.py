@@ -12,12 +12,7 @@ from wakeful.estimates import Estimate, interval_half_width, mean_and_error
 from wakeful.training.compared import ComparedRuns, TrainedRun
 from wakeful.training.tables import paired_difference
 from wakeful_papers.exhibits.figures import validation_curve
-from wakeful_papers.exhibits.filled import (
-    is_significant,
-    paired_differences,
-    seed_figures,
-    with_trained_rows,
-)
+from wakeful_papers.exhibits.filled import fill_rows, is_significant, seed_differences, seed_values
 from wakeful_papers.exhibits.table import Column, PublishedTable
 
 LOSS = "loss"
@@ -94,7 +89,7 @@ def _ranked_columns(comparison: ComparedRuns, table: PublishedTable) -> list[Col
     """Return a table's columns with a better direction; none if there is only one variant."""
     if len(comparison.variants) < 2:
         return []
-    return [column for column in with_trained_rows(comparison, table).columns if column.better]
+    return [column for column in fill_rows(comparison, table).columns if column.better]
 
 
 def _common_seeds(comparison: ComparedRuns) -> tuple[int, ...]:
@@ -106,7 +101,7 @@ def _ranking(
     comparison: ComparedRuns, columns: Sequence[Column], seeds: tuple[int, ...]
 ) -> Ranking:
     figures = {
-        (column.figure, variant): seed_figures(comparison, variant, column.figure)
+        (column.figure, variant): seed_values(comparison, variant, column.figure)
         for column in columns
         for variant in comparison.variants
     }
@@ -132,7 +127,7 @@ def _ranking(
     def is_separable(variant: str) -> bool:
         pairs = ((figures[name, variant], figures[name, comparison.baseline]) for name in names)
         return variant == comparison.baseline or any(
-            is_significant(paired_differences(*pair)) for pair in pairs
+            is_significant(seed_differences(*pair)) for pair in pairs
         )
 
     return Ranking(
@@ -208,8 +203,9 @@ def equal_time_differences(comparison: ComparedRuns) -> dict[str, Estimate]:
     differences: dict[str, Estimate] = {}
     for variant in comparison.variants:
         pairs = comparison.pairs(variant)
-        values = [_equal_time_difference(run, base) for run, base in pairs]
-        measured = [value for value in values if value is not None]
+        measured = [
+            d for run, base in pairs if (d := _equal_time_difference(run, base)) is not None
+        ]
         if measured and len(measured) == len(pairs):
             differences[variant] = mean_and_error(measured)
     return differences

@@ -47,7 +47,7 @@ _WITHOUT_RATIO = ("seed", "beta1", "beta2")
 
 
 def _ratio(key: str, value: object, base_value: object) -> float | None:
-    """Return value / base_value of a field; None where there is no ratio to keep: for values that
+    """Return value / base_value of a field; None if there is no ratio to keep: for values that
     are not numbers, for 0, which stands for "none" or "automatic", and for seeds and betas.
     """
     if key.rpartition(".")[2] in _WITHOUT_RATIO:

@@ -67,9 +67,9 @@ def operations_of(model: ModelConfig, length: int) -> float:
     """Return the floating-point operations of training a decoder on one token.
 
     They are 6 for each parameter of a matrix product, 2 forward and 4 backward. Causal attention
-    adds 6 L H d a layer, with H heads of d channels and rows of L = `length` tokens: a query meets
-    L / 2 keys in the mean, each costs 2 H d in the logits and 2 H d in the output, and the backward
-    pass takes twice the forward one. In a window of w tokens the mean is w (1 − w / 2 L) keys. What
+    adds 6 L H d per layer, with H heads of d channels and rows of L = `length` tokens: a query has
+    L / 2 keys on average, each costs 2 H d in the logits and 2 H d in the output, and the backward
+    pass costs twice the forward one. In a window of w tokens the mean is w (1 − w / 2 L) keys. What
     else a route, a norm or an optimizer computes is not counted. It is the arithmetic of
     docs/distributed.md.
     """

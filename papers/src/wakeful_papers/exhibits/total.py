@@ -28,17 +28,16 @@ def total_cost(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: Fa
 
     The texts' tokens take disk space as well as the checkpoints.
     """
-    costs_by_folder: dict[str, FolderCost] = {}
+    by_folder: dict[str, FolderCost] = {}
     texts: dict[DataConfig, float] = {}
     memory = 0
     for plan in plans:
-        new_costs = plan.costs_by_folder.items()
-        costs_by_folder |= {name: cost for name, cost in new_costs if not done(name)}
+        by_folder |= {name: cost for name, cost in plan.costs_by_folder.items() if not done(name)}
         memory = max(memory, plan.memory)
         for job in plan.jobs:
             data = job.config.data
             texts[data] = max(texts.get(data, 0.0), 4.0 * tokens_of(job.config))
-    costs = costs_by_folder.values()
+    costs = by_folder.values()
     return TotalCost(
         runs=sum(cost.runs for cost in costs),
         tokens=sum(cost.tokens for cost in costs),

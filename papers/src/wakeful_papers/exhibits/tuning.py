@@ -9,12 +9,11 @@ from wakeful.config.schema import Config, DiagnoseConfig, QuantizeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """The rule: every row tries the same multiples of its rate with one seed, for a share of its
-    steps.
+    """The rule: every row tries the same multiples of its rate for a share of its steps.
 
     The multiple with the lowest validation loss is chosen. If it is the smallest or the largest
     multiple, the grid is extended on that side by its own ratio, at most `beyond` times; after that
-    the best multiple is chosen even at an edge. The seed is not one of those that are judged.
+    the best multiple is chosen even at an edge. Trials have one seed, which is not a judged one.
     """
 
     multiples: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -42,9 +41,8 @@ class Tuning:
         )  # fmt: skip
         warmup = min(config.optimizer.warmup_steps, steps // 5)
         optimizer = dataclasses.replace(config.optimizer, warmup_steps=warmup)
-        return multiply_rates(
-            dataclasses.replace(config, train=train, optimizer=optimizer), multiple
-        )
+        trial = dataclasses.replace(config, train=train, optimizer=optimizer)
+        return multiply_rates(trial, multiple)
 
 
 def best_rate(losses: Mapping[float, float]) -> float:

@@ -19,7 +19,7 @@ class ChannelOverlap(SumProbe):
     same channels in all; channels drawn at random share k / D. One sequence alone has no value.
 
     Raises:
-        WakefulError: k is below 1, or above the width of the states that are seen.
+        WakefulError: k is below 1, or above the width of the hidden states.
     """
 
     def __init__(self, *, channels: int = 4) -> None:

@@ -17,7 +17,7 @@ Outputs = dict[str, Float[Tensor, "L Hd"]]
 
 
 class Mappings(MeanProbe):
-    """`mapping_cosine`: how near two mappings of the previous layer's values come to attending to
+    """`mapping_cosine`: similarity of two mappings of the previous layer's values to attention to
     it (Value Residual Learning, section 3.2 and fig. 3), the mean over tokens of cos(U, U_2).
 
     With n the layer and m = n − 1, U_2 = softmax(Q_n [K_n; K_m]ᵀ / √d) [V_n; V_m] (eq. 2). Variant

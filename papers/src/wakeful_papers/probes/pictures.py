@@ -1,4 +1,4 @@
-"""Pictures: attention weights and hidden magnitudes, pooled to a size worth looking at.
+"""Pictures: attention weights and hidden magnitudes, pooled to a size that can be viewed.
 
 Shapes: S picture size (bins), L tokens, D model width.
 """
@@ -134,8 +134,8 @@ class MeanAttention(SumProbe):
 
 class HiddenPicture(SumProbe):
     """`hidden_picture`: mean |x| over block outputs and sequences, the first `tokens` positions by
-    channel bins (From Attention to Activation, figure 1b). Bins take the largest channel in them,
-    for an outlier lives in one. `position` is "token,bin".
+    channel bins (From Attention to Activation, figure 1b). A bin has the value of its largest
+    channel, since an outlier is in a single one. `position` is "token,bin".
     """
 
     def __init__(self, *, tokens: int = 64, bins: int = 256) -> None:

@@ -12,7 +12,7 @@ class RotatedShape(MeanProbe):
     """`kurtosis` and `norm_ratio` of hidden states after a random rotation, variant `rotated` (From
     Attention to Activation, section 4 and figure 3).
 
-    Q is drawn from the Haar measure by `seed`, one a width. A state that one channel carries has a
+    Q is drawn from the Haar measure by `seed`, one per width. A state carried by one channel has a
     kurtosis near 3 after it, and a norm ratio near (2 ln D) / D.
     """
 

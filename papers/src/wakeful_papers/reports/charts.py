@@ -187,9 +187,7 @@ def bars(data: ChartData, *, figure: str = "loss", title: str = "", against: boo
     def draw(group: str) -> Drawing | None:
         rows = []
         for row in results.rows:
-            values = (_paired_differences if against else figure_values)(
-                results, group, row, figure
-            )
+            values = (_differences if against else figure_values)(results, group, row, figure)
             if not values or (against and row == base):
                 continue
             rows.append({"row": data.label(row), **_band(values),
@@ -356,7 +354,7 @@ def _band(values: list[float]) -> dict[str, float | None]:
     }
 
 
-def _paired_differences(results: Results, group: str, row: str, figure: str) -> list[float]:
+def _differences(results: Results, group: str, row: str, figure: str) -> list[float]:
     pairs = (
         (row_figure(results, group, row, seed, figure),
          row_figure(results, group, results.baseline, seed, figure))

@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 from wakeful.reports.value import BulletList, Cell, Fold, Part, Report, Section, Table, Text, listed
 from wakeful_papers.exhibits.judge import JudgedExhibit
 from wakeful_papers.reports.reproduction import (
-    CLAIM_COLUMNS,
+    COLUMNS,
     OUTCOMES,
     READING,
     claim_cells,
@@ -32,7 +31,7 @@ def claims_report(
         link = Path(os.path.relpath(folder / "report.html", page.parent)).as_posix()
         papers.setdefault(exhibit.paper, {})[quote(link)] = exhibit
     scales = {exhibit.scale for exhibit in exhibits.values()}
-    counts = count_outcomes(chain.from_iterable(exhibit.verdicts for exhibit in exhibits.values()))
+    counts = count_outcomes(v for exhibit in exhibits.values() for v in exhibit.verdicts)
     intro = f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
     return Report(
         "What the papers claim, judged here",
@@ -72,12 +71,10 @@ def _paper_parts(paper: str, exhibits: Mapping[str, JudgedExhibit]) -> list[Part
         Table(["exhibit", *OUTCOMES, "what it claims"], overview, f"Exhibits of {paper}",
               "overview", terminal=OUTCOMES),
         Fold(f"Every claim of {paper}", [
-            Table(["exhibit", "claim", *CLAIM_COLUMNS], claims, f"Claims of {paper}",
-                  "claims judged"),
+            Table(["exhibit", "claim", *COLUMNS], claims, f"Claims of {paper}", "claims judged"),
         ]),
     ]  # fmt: skip
 
 
 def _outcome_summary(exhibits: Iterable[JudgedExhibit]) -> str:
-    verdicts = chain.from_iterable(exhibit.verdicts for exhibit in exhibits)
-    return summarize_outcomes([(verdict.basis, verdict.outcome) for verdict in verdicts])
+    return summarize_outcomes([(v.basis, v.outcome) for e in exhibits for v in e.verdicts])

@@ -60,9 +60,8 @@ class RunFacts:
     @classmethod
     def from_plan(cls, plan: Plan, environment: Environment) -> "RunFacts":
         """Return the facts of a plan that trains nothing."""
-        tokens = (
-            f"{plan.tokens_per_seed:,} tokens a seed, one stretch after another from its beginning"
-        )
+        count = plan.tokens_per_seed
+        tokens = f"{count:,} tokens a seed, one stretch after another from its beginning"
         return cls(plan.text, tokens, _machine(environment), "float32")  # as `load` reads them
 
 
@@ -71,7 +70,7 @@ def _machine(environment: Environment) -> str:
 
 
 def format_headline(plan: Plan, facts: RunFacts, results: Results) -> str:
-    """Return the scale in words, which goes with every verdict."""
+    """Return the scale as text, which every verdict needs: it does not hold for another scale."""
     counts = (row.figures.get("parameters", 0.0) for row in results.measurements.values())
     parameters = plan.parameters or max(counts, default=0.0)
     tokens = plan.tokens or plan.tokens_per_seed
@@ -115,7 +114,7 @@ def format_difference(verdict: Verdict) -> tuple[str, str]:
     return difference, " to ".join(edges)
 
 
-def reproduction_report(
+def exhibit_report(
     plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: RunFacts
 ) -> Report:
     """Return an exhibit's report: claims, the paper's charts, our figures next to the paper's."""
@@ -137,7 +136,7 @@ def reproduction_report(
                 Text("A verdict is of this scale and text, and speaks for no other.", "caveat"),
             ], brief=True),
             Section("Claims", [
-                Table(["claim", *CLAIM_COLUMNS], claims, "Claims and verdicts", "claims",
+                Table(["claim", *COLUMNS], claims, "Claims and verdicts", "claims",
                       terminal=("verdict", "here", "95% interval")),
                 Text(READING, "note"),
                 *([Text("Without these runs, which diverged:"), BulletList(results.diverged)]
@@ -156,7 +155,7 @@ def reproduction_report(
     )  # fmt: skip
 
 
-CLAIM_COLUMNS = ("verdict", "paper", "here", "95% interval", "seeds")
+COLUMNS = ("verdict", "paper", "here", "95% interval", "seeds")
 """The columns of `claim_cells`."""
 READING = (
     "Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed "
@@ -171,7 +170,7 @@ READING = (
 
 
 def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
-    """Return a claim's row of cells for the columns `CLAIM_COLUMNS`."""
+    """Return a claim's row of cells for the columns `COLUMNS`."""
     (difference, interval), printed = format_difference(verdict), list[str]()
     if verdict.margin is not None:
         printed.append(f"margin {verdict.margin:.3g}")
@@ -286,9 +285,7 @@ def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:
             for name, _ in columns:
                 values = figure_values(results, group, row, name)
                 printed = exhibit.table.cells.get((published_row(exhibit, group, row), name))
-                under = (
-                    [f"paper {_format_number(printed)}"] if isinstance(printed, int | float) else []
-                )
+                under = [f"paper {_format(printed)}"] if isinstance(printed, int | float) else []
                 value = format_estimate(*mean_and_error(values)) if values else "–"
                 cells.append(Cell(value, under=under))
             rows.append([exhibit.table.labels.get(row, row), *cells])
@@ -298,5 +295,5 @@ def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:
         yield Table(["row", *(title for _, title in columns)], rows, label or "Figures", "paper")
 
 
-def _format_number(value: float) -> str:
+def _format(value: float) -> str:
     return (f"{value:,.0f}" if value >= 1000 else f"{value:.4g}").replace("-", "−")

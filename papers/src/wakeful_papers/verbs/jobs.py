@@ -39,13 +39,9 @@ def judge_exhibit(judge: Judge, name: str, folder: str) -> JobResult:
 
 
 def distribute_plans(
-    plans: Mapping[Path, Plan],
-    runs: Path,
-    log_folder: Path,
-    cluster: str,
-    display: DisplayFactory,
-    judge: Judge | None = None,
-) -> dict[Path, str]:
+    plans: Mapping[Path, Plan], runs: Path, log_folder: Path, cluster: str,
+    display: DisplayFactory, judge: Judge | None = None,
+) -> dict[Path, str]:  # fmt: skip
     """Train on a cluster what is missing of plans, which are given by their exhibits' folders.
 
     With `judge` a worker judges each exhibit when its runs have ended, and an exhibit that fails
@@ -80,8 +76,7 @@ def _training_work(
 ) -> dict[Path, Work]:
     """Return the work of an exhibit's runs and inheritances, by their folders.
 
-    Labels are added to `labels` by folder, since exhibits may share runs, and those of baselines'
-    runs to `baselines`.
+    Labels are added to `labels`, since exhibits share runs, and those of baselines to `baselines`.
     """
     work: dict[Path, Work] = {}
     for seed in plan.seeds:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,7 @@ from wakeful_papers.exhibits.size import H100
 from wakeful_papers.exhibits.total import TotalCost, total_cost
 from wakeful_papers.options import ReproduceOptions
 from wakeful_papers.reports.claims import claims_report
-from wakeful_papers.reports.reproduction import (
-    format_headline,
-    reproduction_report,
-    verdict_sentence,
-)
+from wakeful_papers.reports.reproduction import exhibit_report, format_headline, verdict_sentence
 from wakeful_papers.verbs.jobs import distribute_plans
 from wakeful_papers.verbs.models import ModelLocations, check_models
 from wakeful_papers.verbs.runs import DECODER_PROBES, GRADIENTS, PROBES, group_by_shots, run_plan
@@ -103,8 +99,7 @@ class Reproduction(StoredResult):
     @property
     def verdicts(self) -> list[str]:
         """The verdicts on the claims of all exhibits, in sentences."""
-        verdicts = chain.from_iterable(exhibit.verdicts for exhibit in self.exhibits)
-        return [verdict_sentence(verdict) for verdict in verdicts]
+        return [verdict_sentence(v) for exhibit in self.exhibits for v in exhibit.verdicts]
 
     @property
     def report(self) -> Report:
@@ -187,10 +182,8 @@ def _exhibits_to_run(names: Sequence[str], options: ReproduceOptions) -> tuple[s
         if len(names) > 1 and getattr(options, option):
             raise WakefulError(f"--{option} is {meaning}, and {len(names)} are named")
     if options.tasks and not any(read_exhibit(name).tasks for name in names):
-        subject = (
-            f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
-        )
-        raise WakefulError(f"{subject} tasks: leave out --tasks")
+        start = f"{names[0]} asks no" if len(names) == 1 else f"none of {len(names)} exhibits asks"
+        raise WakefulError(f"{start} tasks: leave out --tasks")
     return names
 
 
@@ -368,8 +361,8 @@ def _describe_cost(total: TotalCost, options: ReproduceOptions) -> str:
     if not total.runs:
         return "all runs are finished"
     cluster = _choose_cluster(options)
-    runs = f"{total.runs:,} run{'' if total.runs == 1 else 's'}"
-    text = f"{runs}, {_format_tokens(total.tokens)} tokens; very roughly"
+    count = f"{total.runs:,} run{'' if total.runs == 1 else 's'}"
+    text = f"{count}, {_format_tokens(total.tokens)} tokens; very roughly"
     memory, disk = _format_bytes(total.memory), _format_bytes(total.disk)
     if cluster and cluster.engine != "local":
         return f"{text} {disk} of disk, and {memory} of memory where the largest run is trained"
@@ -460,22 +453,21 @@ def _run_exhibit(
         show.note(f"{plan.exhibit.name}: {_describe_cost(total, options)}")
     run = _open_run(plan, folder, options)
     with run.lock(), run.under_way():
-        overflows: Mapping[Path, str] = {}
+        divergences: Mapping[Path, str] = {}
         if options.cluster:
-            overflows = distribute_plans({folder: plan}, runs, folder, options.cluster, display)
-        results, facts = run_plan(plan, runs, folder, display, overflows)
+            divergences = distribute_plans({folder: plan}, runs, folder, options.cluster, display)
+        results, facts = run_plan(plan, runs, folder, display, divergences)
         verdicts = judge_claims(plan.exhibit, results, plan.scale, plan.tasks, plan.stand_in_rows)
         expressions = list(_figure_expressions(plan.exhibit))
-        run.write_frame(
-            "figures.parquet", pl.DataFrame(figure_rows(results, expressions), schema=FIGURES)
-        )
+        figures = pl.DataFrame(figure_rows(results, expressions), schema=FIGURES)
+        run.write_frame("figures.parquet", figures)
         headline = format_headline(plan, facts, results)
         summary = JudgedExhibit(
             exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
             claim=plan.exhibit.claim, scale=plan.scale, headline=headline, verdicts=verdicts,
         )  # fmt: skip
         run.write_json("summary.json", summary)
-        report = reproduction_report(plan, results, verdicts, facts)
+        report = exhibit_report(plan, results, verdicts, facts)
         write_page(report, folder / "report.html")
     save_figures(report.charts(), folder / "figures", options.figures)
     return summary, report

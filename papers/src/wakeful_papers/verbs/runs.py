@@ -87,17 +87,14 @@ class _Figures:
 
 
 def run_plan(
-    plan: Plan, runs: Path, folder: Path, display: DisplayFactory, overflows: Mapping[Path, str]
+    plan: Plan, runs: Path, folder: Path, display: DisplayFactory, divergences: Mapping[Path, str]
 ) -> tuple[Results, RunFacts]:
     """Train every run that is missing, measure every model, and return the results and facts.
 
-    `folder` is the exhibit's. Results name the runs that diverged and lack their figures.
-    `overflows` has the error messages of runs that diverged before, by their folders.
-
-    Raises:
-        Diverged: a run of the baseline diverged.
+    `folder` is the exhibit's. The results name runs that diverged and lack their figures; if it is
+    the baseline's, `Diverged` is raised. `divergences` are messages of earlier ones by folder.
     """
-    measurements: dict[RowKey, Measurement] = {}
+    rows: dict[RowKey, Measurement] = {}
     facts: RunFacts | None = None
     first_runs: dict[DataConfig, TrainedRun] = {}
     diverged: list[str] = []
@@ -107,8 +104,8 @@ def run_plan(
             if reference is None:
                 path = runs / job.folder / f"seed-{seed}"
                 try:
-                    if path in overflows:
-                        raise Diverged(overflows[path])
+                    if path in divergences:
+                        raise Diverged(divergences[path])
                     train_job(job, seed, path, display)
                 except Diverged as error:
                     if job.row == plan.exhibit.table.baseline:
@@ -121,37 +118,33 @@ def run_plan(
                 name = f"{job.folder}-{seed}"
                 layers = _measure_layers(path, name, job.row, plan, folder, display)
                 task_figures = _task_figures(str(path), name, plan, folder, display)
-                measurement = measure_run(run).with_layers_and_tasks(layers, task_figures)
-                measurements[job.group, job.row, seed] = measurement
+                rows[job.group, job.row, seed] = measure_run(run).with_probes(layers, task_figures)
                 source = str(path)
             else:
                 source = reference.source
             if plan.heirs_of(job):
                 arms, heir_path = _run_heirs(plan, job, seed, source, runs, folder, display)
-                measurements |= arms
+                rows |= arms
                 facts = facts or RunFacts.from_run(read_run(heir_path, job.row))
-    measurements |= _measure_existing(plan, runs, folder, display)
-    groups = plan.exhibit.groups.items()
-    axis_values = {key: group.at for key, group in groups if group.at is not None}
+    rows |= _measure_existing(plan, runs, folder, display)
+    axis_values = {k: g.at for k, g in plan.exhibit.groups.items() if g.at is not None}
     facts = facts or RunFacts.from_plan(plan, environment(choose_device(plan.config.train.device)))
-    baseline = plan.exhibit.table.baseline
-    return Results(baseline, axis_values, measurements, tuple(diverged)), facts
+    return Results(plan.exhibit.table.baseline, axis_values, rows, tuple(diverged)), facts
 
 
 def _measure_existing(
     plan: Plan, runs: Path, folder: Path, display: DisplayFactory
 ) -> dict[RowKey, Measurement]:
     """Measure the models that are not trained here, with another stretch of the text per seed."""
-    measurements: dict[RowKey, Measurement] = {}
+    rows: dict[RowKey, Measurement] = {}
     for row, model in plan.existing.items():
         with display(row) as show:
             stretches = _measure_stretches(model.source, plan, runs, show)
         for seed, (figures, layers) in zip(plan.seeds, stretches, strict=True):
             name = _answers_name(model.source)
             task_figures = _task_figures(model.source, name, plan, folder, display)
-            measurement = Measurement(figures).with_layers_and_tasks(layers, task_figures)
-            measurements["", row, seed] = measurement
-    return measurements
+            rows["", row, seed] = Measurement(figures).with_probes(layers, task_figures)
+    return rows
 
 
 def _measure_stretches(
@@ -165,16 +158,7 @@ def _measure_stretches(
     data = None if text.startswith("hf:") else open_evaluation_data(text, size * count * LENGTH)
     digest = "" if data is None else data.sha256
     probes = [name for name in plan.exhibit.probes if name in PROBES]
-    facts = [
-        source,
-        text,
-        digest,
-        size,
-        plan.exhibit.schemes,
-        LENGTH,
-        *_weight_files(source),
-        *probes,
-    ]
+    facts = [source, text, digest, size, plan.exhibit.schemes, LENGTH, *_weights(source), *probes]
     folder = runs / f"{file_label(source)}-looks-{json_digest(facts)[:12]}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
     records = [folder / f"stretch-{n}.json" for n in range(count)]
@@ -204,11 +188,9 @@ def _measure_stretches(
 
 
 def measure_model(
-    model: Model,
-    sequences: Sequence[Sequence[int]],
-    schemes: Sequence[str],
+    model: Model, sequences: Sequence[Sequence[int]], schemes: Sequence[str],
     extra_probes: Iterable[Probe],
-) -> tuple[Frame, dict[str, float]]:
+) -> tuple[Frame, dict[str, float]]:  # fmt: skip
     """Run a model over sequences, and again with its linear layers quantized by each scheme.
 
     Return the rows of all metrics, also of `extra_probes`, and the figures: `loss` in nats per
@@ -231,7 +213,7 @@ def measure_model(
     return diagnosis.rows, figures
 
 
-def _weight_files(source: str) -> list[tuple[str, int, int]]:
+def _weights(source: str) -> list[tuple[str, int, int]]:
     """Return (name, size, time) of each weight file of a folder or file; none for a hub's name.
 
     A run that is trained further has other figures under the same path.
@@ -246,7 +228,7 @@ def _weight_files(source: str) -> list[tuple[str, int, int]]:
 
 def _answers_name(source: str) -> str:
     """Return the file name of a model's figures on tasks, which depends on its weight files."""
-    files = _weight_files(source)
+    files = _weights(source)
     return f"{file_label(source)}-{json_digest(files)[:6]}" if files else file_label(source)
 
 
@@ -283,14 +265,13 @@ def _run_heirs(
         source, heirs_table(plan, job, seed), plan.heirs[job.group].baseline, path, display
     )
     summary, _ = read_inheritance(path)
-    measurements: dict[RowKey, Measurement] = {}
+    rows: dict[RowKey, Measurement] = {}
     if plan.reference_of(job.group) is not None:
         name = f"{plan.reference_name(job)}-reference"
         task_figures = _task_figures(source, name, plan, folder, display)
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.reference.parameters)
-        measurement = Measurement(figures).with_layers_and_tasks(None, task_figures)
-        measurements[job.group, "reference", seed] = measurement
+        rows[job.group, "reference", seed] = Measurement(figures).with_probes(None, task_figures)
     for arm in arms:
         row = "heir" if arm.arm == summary.final else arm.arm
         row = EQUAL_TRAINING["reference"] if row == "reference" else row
@@ -299,18 +280,14 @@ def _run_heirs(
         layers = _measure_layers(last, name, row, plan, folder, display)
         task_figures = _task_figures(str(last), name, plan, folder, display)
         training = train_curve([read_run(path / stage) for stage in arm.runs])
-        measurement = measure_arm(arm, training).with_layers_and_tasks(layers, task_figures)
-        measurements[job.group, row, seed] = measurement
-    return measurements, path / summary.heir.runs[-1]
+        rows[job.group, row, seed] = measure_arm(arm, training).with_probes(layers, task_figures)
+    return rows, path / summary.heir.runs[-1]
 
 
 def _measure_layers(
     path: Path, name: str, row: str, plan: Plan, folder: Path, display: DisplayFactory
 ) -> pl.DataFrame | None:
-    """Return the probes' rows for a trained model's layers, which the exhibit's folder keeps.
-
-    None if the exhibit has no `looks`, or the probes do not support the model's attention.
-    """
+    """Return the probes' rows for a trained model's layers, kept in the exhibit's folder."""
     exhibit, windows = plan.exhibit, plan.exhibit.looks
     if not windows:
         return None
@@ -329,9 +306,8 @@ def _measure_layers(
                 show.note(f"{row}: no single matrix describes its attention, which is not shown")
                 return None
             names = exhibit.probes
-            probes: list[Probe] = [Importance()]
-            probes += [PROBES[probe]() for probe in names if probe in PROBES]
-            probes += [DECODER_PROBES[probe](decoder) for probe in names if probe in DECODER_PROBES]
+            probes: list[Probe] = [Importance(), *(PROBES[n]() for n in names if n in PROBES)]
+            probes += [DECODER_PROBES[n](decoder) for n in names if n in DECODER_PROBES]
             frames = [diagnose_windows(decoder, tests, windows, probes, ranks=False)]
             if GRADIENTS in names:
                 frames.append(query_key_gradients(decoder, window_rows(tests, windows)))
@@ -364,7 +340,7 @@ def _tag_metrics(rows: Frame, tag: str) -> Frame:
 def _task_figures(
     source: str, name: str, plan: Plan, folder: Path, display: DisplayFactory
 ) -> dict[str, float]:
-    """Return a model's figures on the exhibit's tasks, which the exhibit's folder keeps."""
+    """Return a model's figures on the exhibit's tasks, kept in the exhibit's folder."""
     if not plan.tasks:
         return {}
     file = folder / "answers" / f"{name}.json"
