@@ -76,7 +76,7 @@ def format_headline(plan: Plan, facts: RunFacts, results: Results) -> str:
     tokens = plan.tokens or plan.tokens_per_seed
     stand_ins = "".join(f"; {note}" for note in plan.stand_in_notes)
     lengths = sorted({job.config.train.length for job in plan.jobs})
-    length = f", {' and '.join(f'{length:,}' for length in lengths)} tokens long" if lengths else ""
+    length = f", {' and '.join(f'{n:,}' for n in lengths)} tokens long" if lengths else ""
     return (
         f"{plan.scale} scale: {parameters / 1e6:,.2f}M parameters, {tokens:,} tokens of "
         f"{facts.text}{length}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"

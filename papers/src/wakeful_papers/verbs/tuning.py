@@ -43,7 +43,7 @@ def tune_plan(plan: Plan, runs: Path, run: Run, train: TrainPlan) -> Plan:
         for job, losses in losses_by_job.items()
     }
     run.write_json("tuned.json", record)
-    return _multiply_rates(plan, {job: best_rate(losses) for job, losses in losses_by_job.items()})
+    return _apply_multiples(plan, {job: best_rate(losses) for job, losses in losses_by_job.items()})
 
 
 def apply_tuned_rates(plan: Plan, path: Path) -> Plan:
@@ -72,14 +72,14 @@ def apply_tuned_rates(plan: Plan, path: Path) -> Plan:
         except ValueError:
             raise WakefulError(f"{path} has no learning rate at which {name} was trained") from None
         multiples[rows[name]] = rate / rows[name].config.optimizer.lr
-    return _multiply_rates(plan, multiples)
+    return _apply_multiples(plan, multiples)
 
 
 def _row_name(job: Job) -> str:
     return " ".join(filter(None, (job.group, job.row)))
 
 
-def _multiply_rates(plan: Plan, multiples: Mapping[Job, float]) -> Plan:
+def _apply_multiples(plan: Plan, multiples: Mapping[Job, float]) -> Plan:
     """Return a plan whose jobs have these multiples of their rates, and that tunes nothing."""
     by_row = {(job.group, job.row): multiple for job, multiple in multiples.items()}
     scaled = (multiply_rates(j.config, by_row[j.group, plan.rate_row(j)]) for j in plan.jobs)
