@@ -586,6 +586,19 @@ def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
         reproduce(*names[::3])
     assert begun == list(names[:2])
     assert reproduce(names[3]).exhibits[0].exhibit == names[3]
+    # An exhibit whose learning rates cannot be tuned is left out too.
+    begun.clear()
+    tune = verb._tune
+
+    def failing(plan: Plan, *arguments: Any) -> Plan:
+        if plan.exhibit.name == names[0]:
+            raise WakefulError("no rate")
+        return tune(plan, *arguments)
+
+    monkeypatch.setattr(verb, "_tune", failing)
+    left = reproduce(all=True)
+    assert begun == [names[1]]
+    assert f"{names[0]}: no rate" in left.omissions
 
 
 def test_memory_is_asked_of_the_machine_that_trains(

@@ -145,14 +145,17 @@ def reproduce(
         with display(f"{len(plans)} exhibits") as show:
             total = total_cost(plans.values(), finished)
             show.note(f"{len(plans)} exhibits: {_describe_cost(total, options)}")
-    plans = {folder: _tune(plan, folder, runs, options, display) for folder, plan in plans.items()}
-    is_distributed = bool(options.cluster) and len(plans) > 1
-    faults = _distribute_exhibits(plans, runs, options, display) if is_distributed else {}
-    exhibits: dict[Path, JudgedExhibit] = {}
-    report: Report | None = None
+    tuned: dict[Path, Plan] = {}
     for folder, plan in plans.items():
         with _record_failure(plan.exhibit.name, options, omissions):
-            if is_distributed and folder != list(plans)[-1]:  # the last one's report is returned
+            tuned[folder] = _tune(plan, folder, runs, options, display)
+    is_distributed = bool(options.cluster) and len(tuned) > 1
+    faults = _distribute_exhibits(tuned, runs, options, display) if is_distributed else {}
+    exhibits: dict[Path, JudgedExhibit] = {}
+    report: Report | None = None
+    for folder, plan in tuned.items():
+        with _record_failure(plan.exhibit.name, options, omissions):
+            if is_distributed and folder != list(tuned)[-1]:  # the last one's report is returned
                 exhibits[folder], report = _read_judged(folder, faults), None
             else:
                 exhibits[folder], report = _run_exhibit(plan, folder, runs, options, display)
