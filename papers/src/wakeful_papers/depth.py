@@ -23,10 +23,10 @@ _MIN_ALPHA_SQUARED = 1e-3
 
 
 class EmbeddingResidual(DepthMix):
-    """x_n = (1 − w) X_n + w X_0, w = ½: the hidden-state residual (reported worse than none).
+    """x_n = (1 − w) H_n + w H_0, w = ½: the hidden-state residual (reported worse than none).
 
-    The counterpart of ResFormer's eq. 7 for hidden states H_0. It is applied before every block
-    but the first, and not after the last, whose output goes to the head.
+    The counterpart of ResFormer's eq. 7 for hidden states: H_n is the output of block n, H_0 the
+    embedding, and x_n the input of block n + 1. The last block's output goes to the head unmixed.
     """
 
     examples = ("wakeful_papers.depth:EmbeddingResidual",)
@@ -310,7 +310,7 @@ class ManifoldHyperConnections(SublayerMix):
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     """Return nearly doubly stochastic matrices (*, n, n) for logits (*, n, n).
 
-    Columns sum to 1 within 1e-6; rows come closer to 1 with every iteration.
+    Columns sum to 1 but for `_EPS`; rows come closer to 1 with every iteration.
     """
     shares = logits.softmax(-1) + _EPS  # the rows sum to 1 already
     shares = shares / (shares.sum(-2, keepdim=True) + _EPS)

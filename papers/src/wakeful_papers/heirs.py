@@ -1,6 +1,6 @@
-"""Inheritances and baselines: other starts for the same training (appendix B, tables 1, 2, 4).
+"""Baselines of inheritances: other starts than an heir's for the same training.
 
-N layers in the reference, n in the target.
+When Attention Collapses, appendix B, tables 1, 2 and 4. The reference has N layers, an heir n.
 """
 
 import dataclasses
@@ -44,13 +44,13 @@ text copies all; its code leaves positions and final norm at random."""
 
 
 def middle(num_layers: int, *, of: int) -> LayerMap:
-    """Return n contiguous layers around the middle (table 4's 5–8 of 12)."""
+    """Return n contiguous layers around the middle (table 4's 5–8 of 12, counted from 1)."""
     start = (of - num_layers) // 2
     return LayerMap(tuple(range(start, start + num_layers)), "middle")
 
 
 def last(num_layers: int, *, of: int) -> LayerMap:
-    """Return the last n layers (table 4's 9–12 of 12)."""
+    """Return the last n layers (table 4's 9–12 of 12, counted from 1)."""
     return LayerMap(tuple(range(of - num_layers, of)), "last")
 
 
@@ -58,8 +58,8 @@ def alternate(num_layers: int, *, of: int) -> LayerMap:
     """Return every second layer, as DistilBERT does (appendix B).
 
     A target of less than half the layers takes them evenly spread. One of more than half takes all
-    even layers and then the r layers that are missing from a late run, N − 2 − r to N − 3: the
-    paper's 16 of 24 are 0, 2 … 22 and 18, 19, 20, 21.
+    even layers and for the other r those from N − 2 − r to N − 3 once more: the paper's 16 of 24,
+    counted from 0, are 0, 2 … 22 and 18, 19, 20, 21.
     """
     even = range(0, of, 2)
     if num_layers < len(even):
@@ -78,7 +78,7 @@ def twice(num_layers: int, *, of: int) -> LayerMap:
 
 
 def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
-    """Return the consecutive layers with the lowest mean rank, the later ones of a tie."""
+    """Return the n consecutive layers with the lowest mean rank, the last ones of a tie."""
     starts = range(len(ranks) - num_layers + 1)
     start = min(starts, key=lambda s: (sum(ranks[s : s + num_layers]), -s))
     return LayerMap(tuple(range(start, start + num_layers)), "lazy")
@@ -86,11 +86,11 @@ def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of every baseline: the reference, the heir's layers and parts, and a seed."""
+    """The reference and the heir's options, from which baselines of an inheritance start."""
 
     reference: Decoder
     layers: LayerMap
-    """The heir's own blocks."""
+    """The reference's layers that the last heir has."""
     seed: int
     lazy: LayerMap | None = None
     """The n consecutive layers with the lowest mean rank, if a baseline needs them."""
@@ -103,7 +103,7 @@ class Setting:
 
     @torch.no_grad()
     def inherit(self, layers: LayerMap, *, copy: Copy = "all") -> Decoder:
-        """Return a target with other blocks, or other parts of them, than the heir's."""
+        """Return a target with the parts `copy` of these layers, the rest at random."""
         options = {"route": self.route, "normalizer": self.normalizer, "seed": self.seed}
         target = inherit_blocks(self.reference, layers, **options)
         if copy != "all":
@@ -114,20 +114,20 @@ class Setting:
         return target
 
     def at_random(self, num_layers: int) -> Decoder:
-        """Return a target of as many of the heir's first layers, with nothing inherited."""
+        """Return a target with the shape of the heir's first layers and random weights."""
         return random_like_heir(
             self.reference, self.layers.sources[:num_layers], route=self.route,
             normalizer=self.normalizer, seed=self.seed,
         )  # fmt: skip
 
     def everything(self) -> Decoder:
-        """Return a target of all the reference's layers."""
+        """Return a target with all of the reference's layers."""
         depth = self.reference.config.num_layers
         return self.inherit(first(depth, of=depth))
 
 
 def is_copied(name: str, copy: Copy) -> bool:
-    """Return True if the parts `copy` include the parameter `name` of a decoder."""
+    """Return True if the parts `copy`, which are not "all", include a decoder's parameter."""
     if not name.startswith("blocks."):
         return copy != "blocks"
     child = name.split(".")[2]
@@ -145,11 +145,11 @@ class Baseline:
     second: Callable[[Setting, Decoder], Decoder] | None = None
     """The model of a second stage, from the model that the first has trained."""
     times: int = 1
-    """Its steps, as a multiple of the heir's."""
+    """Its steps, as a multiple of those of the last round, or with `all_rounds` of all."""
     all_rounds: bool = False
     """True if it takes as many steps as all rounds of growth together, not only the last."""
     distill: Literal["", "sum", "mean"] = ""
-    """The form of KL in its loss; empty for cross-entropy alone."""
+    """The form of KL over the vocabulary in its loss; empty for cross-entropy alone."""
     from_random: bool = False
     """True if none of its weights come from the reference."""
 
@@ -187,7 +187,7 @@ def half_width(reference: Decoder, *, residual: bool) -> Decoder:
 
 
 def _random_baseline(summary: str, *, halves: bool = False, **more: Any) -> Baseline:
-    """Return a baseline that inherits nothing; with `halves` half its layers, then stacked."""
+    """Return a baseline without inheritance; with `halves` half its layers first, then `stack`."""
 
     def start(setting: Setting) -> Decoder:
         return setting.at_random(-(-setting.num_layers // (2 if halves else 1)))
@@ -198,7 +198,7 @@ def _random_baseline(summary: str, *, halves: bool = False, **more: Any) -> Base
 def _inherit(
     summary: str, choose: Callable[[Setting], LayerMap], copy: Copy = "all", **more: Any
 ) -> Baseline:
-    """Return a baseline that inherits these layers, or these parts of them."""
+    """Return a baseline that inherits the parts `copy` of the layers that `choose` returns."""
     return Baseline(summary, lambda setting: setting.inherit(choose(setting), copy=copy), **more)
 
 
@@ -307,10 +307,10 @@ def inherit_with_baselines(
     source: str, options: Mapping[str, Any], baselines: Sequence[str], folder: Path,
     display: DisplayFactory,
 ) -> tuple[Arm, ...]:  # fmt: skip
-    """Return the arms of an inheritance, heirs first, and of its baselines.
+    """Return an inheritance's heirs and its baselines, heirs first.
 
-    What the folder lacks is run first. `options` are those of `wakeful.inherit`, for one seed. Each
-    baseline is a training run in the folder, on the heir's batches; baselines.json has all arms.
+    What the folder lacks is run first. `options` are those of `wakeful.inherit`, for one seed.
+    Baselines are training runs in the folder on the heir's batches; baselines.json has all arms.
     """
     if not (folder / "run.json").is_file():
         inherit_reference(source, display=display, **{**options, "out": folder})
@@ -392,6 +392,6 @@ def baseline_stages(
 
 
 def halfway_steps(steps: int, eval_every: int) -> int:
-    """Return the steps of a first half, such that both halves are evaluated at the usual steps."""
+    """Return the steps of a first half, rounded so that both are evaluated at the usual steps."""
     interval = min(eval_every or 1, steps // 2) or 1
     return max(interval, steps // 2 // interval * interval)

@@ -15,8 +15,8 @@ class ClippedSoftmax(Normalizer):
     """p = clip((η − γ) softmax(x) + γ, 0, 1) (Bondarenko et al., 2306.12929, eq. 4).
 
     A weight of the softmax up to −γ / (η − γ) becomes zero, one from (1 − γ) / (η − γ) on becomes
-    one, and no gradient flows through either. η is the paper's ζ. It found γ = −α / T with α from 2
-    to 4 and η = 1 to serve sequences of T tokens: γ = −0.03 is α = 4 at T = 128.
+    one, and no gradient flows through either. η is the paper's ζ. For sequences of T tokens the
+    paper recommends η = 1 and γ = −α / T with α from 2 to 4: γ = −0.03 is about α = 4 at T = 128.
     """
 
     examples = (

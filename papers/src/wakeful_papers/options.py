@@ -25,7 +25,7 @@ class ReproduceOptions(FigureOptions):
     seeds: HowMuch[tuple[int, ...]] = ()
     """Seeds of every row. Empty: the scale's."""
     steps: HowMuch[int] = 0
-    """Steps of the baseline instead of the scale's; rows that train longer do so in proportion."""
+    """Steps of the baseline instead of the scale's; other rows keep their ratio to it."""
     text: What[str] = ""
     """Text instead of the scale's: a file, folder, glob, prepared data or hf:NAME."""
     validation_text: str = ""
@@ -33,8 +33,8 @@ class ReproduceOptions(FigureOptions):
     tokenizer: str = ""
     """Tokenizer instead of the scale's, or "train" for one of the text. Empty: the scale's."""
     models: What[tuple[str, ...]] = ()
-    """Pretrained models instead of the scale's: of an exhibit that looks at some, one for each of
-    its rows; of one that makes heirs of one, that one. Empty: the scale's."""
+    """Pretrained models instead of the scale's, in the order of the paper's: models that are
+    measured, or references of heirs. PLACE=MODEL for one row or group. Empty: the scale's."""
     tasks: What[bool] = False
     """Ask the models the paper's tasks at this scale too, whose data the hub has; else the
     validation loss is judged in their place."""

@@ -64,7 +64,7 @@ class QueryResidual(_Projection):
 
 
 class KeyResidual(_Projection):
-    """K'_n = (1 − w) K_n + w K_1, w = ½: the same of keys."""
+    """K'_n = (1 − w) K_n + w K_1, w = ½: `QueryResidual` for keys."""
 
     examples = ("wakeful_papers.routes:KeyResidual",)
     neutral = "wakeful_papers.routes:KeyResidual(weight=0.0)"
@@ -236,7 +236,7 @@ class ValueScale(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        """Set θ so that C, and so the change, is small but not 0; return a sentence on that."""
+        """Set θ so that C is small but not 0 and return a sentence on that, or "" if `std` is 0."""
         if not self.std:  # C is 0, and nothing changes
             return ""
         for exponents in self.exponents.values():

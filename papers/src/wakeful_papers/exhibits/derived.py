@@ -19,7 +19,7 @@ RowKey = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Results:
-    """All measurements of an exhibit's runs."""
+    """The measurements of all runs of an exhibit, and of its models that are not trained."""
 
     baseline: str
     axis_values: Mapping[str, float]
@@ -30,17 +30,17 @@ class Results:
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
-        """The groups that have runs, in order."""
+        """The groups with measurements, in the order of these."""
         return tuple(dict.fromkeys(group for group, _, _ in self.measurements))
 
     @cached_property
     def rows(self) -> tuple[str, ...]:
-        """The rows that have runs, in order."""
+        """The rows with measurements, in the order of these."""
         return tuple(dict.fromkeys(row for _, row, _ in self.measurements))
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, in order."""
+        """The seeds with measurements, ascending."""
         return tuple(sorted({seed for _, _, seed in self.measurements}))
 
 
@@ -80,6 +80,7 @@ class RowRun:
 
 
 Measure = Callable[..., float | None]
+"""A measure of a `RowRun`, with options by name; None if what it needs was not measured."""
 
 
 def row_figure(results: Results, group: str, row: str, seed: int, expression: str) -> float | None:
@@ -105,7 +106,7 @@ def check_figure(expression: str) -> None:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the means over windows of 100 values, or of 10 if there are fewer than 1,000.
+    """Return the means over windows of 100 values, of 10 below 1,000 values, of all below 10.
 
     Section 4.1.1 of Value Residual Learning: "a window size of 10 steps or 100 steps". As in its
     code (analyze/plot_relative_loss.py) every window is complete and the first begins with the
@@ -121,7 +122,7 @@ def _window_length(values: np.ndarray) -> int:
 def relative_train_loss(run: RowRun) -> Curve | None:
     """Return the smoothed training loss minus the baseline's, by the first step of each window.
 
-    None for the baseline itself.
+    None for the baseline itself, and without common steps.
     """
     if run.row == run.results.baseline or (pair := run.curve_pair("train_loss")) is None:
         return None
@@ -143,10 +144,10 @@ def crossing(run: RowRun, *, predicted: bool = False, bound: bool = False) -> fl
     """Return the step from which the smoothed training loss is never below the baseline's again.
 
     The critical point of Value Residual Learning, fig. 14. None for the baseline itself, and for a
-    row that ends below the baseline and so was not overtaken: two such rows do not agree. For such
-    a row, `predicted` extends the straight line through the last tenth of the differences (the
-    paper's 1,000 of 10,000) to zero, if it rises. Otherwise `bound` returns the first step of the
-    last window, which tells who is overtaken later if one of two rows is overtaken.
+    row that ends below the baseline, since it was not overtaken. For such a row, `predicted`
+    extends the straight line through the last tenth of the differences (the paper's 1,000 of
+    10,000) to zero, if it rises. Otherwise `bound` returns the first step of the last window, a
+    lower bound, which tells who is overtaken later if the other of two rows is overtaken.
     """
     if (curve := relative_train_loss(run)) is None:
         return None
@@ -190,7 +191,7 @@ def over_baseline(run: RowRun, *, figure: str = "loss") -> float | None:
 def exponent(run: RowRun, *, figure: str) -> float | None:
     """Return k of figure ∝ x^k over the groups' axis values x: the slope of ln figure over ln x.
 
-    By least squares through all groups with an axis value; it needs three.
+    By least squares through all groups with an axis value; it needs three, and positive values.
     """
     points = [
         (x, value)
@@ -215,10 +216,10 @@ def mean_domain_loss(run: RowRun) -> float | None:
 
 
 def data_saving(run: RowRun) -> float | None:
-    """Return the share of the steps saved: 1 − the first step with the baseline's last loss / all.
+    """Return the share of steps that are left when a row reaches the baseline's last loss.
 
-    Both curves are smoothed training losses. For a row that ends above the baseline it is minus the
-    share that the baseline saves. So two rows that differ only by chance have a mean of 0.
+    Losses are smoothed training losses. For a row that ends above the baseline it is minus the
+    share that the baseline saves. So for a row that differs only by chance the mean is 0.
     """
     if (pair := run.curve_pair("train_loss")) is None:
         return None
@@ -247,8 +248,8 @@ def parameter_saving(
 
     One b serves all seeds: with one per seed, seeds in which chance turns the small slope would
     have to be dropped, and the remaining ones would be a selection. The error of b is not counted.
-    None if ln N' differs from ln N by the whole range of the sizes or more, as it does when losses
-    hardly fall with size: these sizes cannot tell.
+    None if losses do not fall with size, or fall so little that ln N' differs from ln N by the
+    whole range of the sizes or more: these sizes cannot tell.
     """
     base, fitted_groups = run.results.baseline, groups or run.results.groups
     sizes: list[float] = []
@@ -267,7 +268,7 @@ def parameter_saving(
     if len(set(sizes)) < 2 or len(differences) < 2:
         return None
     slope = float(np.polyfit(np.log(sizes), losses, 1)[0])
-    if slope >= 0:  # more parameters do not lower the loss: a loss corresponds to no size
+    if slope >= 0:
         return None
     log_ratio = -float(np.mean(differences)) / slope  # ln N / N'
     return 1.0 - math.exp(log_ratio) if abs(log_ratio) < math.log(max(sizes) / min(sizes)) else None
@@ -319,8 +320,8 @@ def _all_or_none(values: Iterable[float | None]) -> list[float]:
 
 
 def _select_part(values: np.ndarray, part: str) -> np.ndarray:
-    """Return the values of all layers, of the first half ("early") or the second ("late"), or of
-    the k-th of n equal ranges of layers, "k/n".
+    """Return the values of the layers of a part: "all", the first half ("early"), the second
+    ("late"), or the k-th of n equal ranges of layers ("k/n").
     """
     half = len(values) // 2
     parts = {"all": values, "early": values[:half], "late": values[half:]}
@@ -391,8 +392,8 @@ def where_least(run: RowRun, *, metric: str, of: str) -> float | None:
 def swings(run: RowRun, *, metric: str, shape: str, variant: str = "paper") -> float | None:
     """Return how clearly a metric draws a W or an M over the layers, from 0 (not at all) to 1.
 
-    The four swings of a W are down, up, down, up, between five layers in order. It is the smallest
-    swing over the curve's range, for the five layers that make the smallest swing largest.
+    The four swings of a W are down, up, down, up, between five layers in order; an M's are the
+    opposite. It is the smallest over the curve's range, for the five layers that make it largest.
 
     Raises:
         WakefulError: `shape` is neither W nor M.
@@ -420,7 +421,7 @@ def ratio(run: RowRun, *, metric: str, to: str) -> float | None:
 
 
 def correlation(run: RowRun, *, metric: str, to: str, to_variant: str = "paper") -> float | None:
-    """Return Pearson's correlation over the layers of a metric and another: −1 to 1."""
+    """Return Pearson's correlation of two metrics over layers, three or more; None if undefined."""
     pair = _common_layers(run, f"{metric}/paper/all", f"{to}/{to_variant}/all")
     if pair is None or len(pair[0]) < 3 or not all(values.std() for values in pair):
         return None
@@ -481,9 +482,8 @@ def between(
 def first_over_rest(
     run: RowRun, *, metric: str, variant: str = "paper", largest: bool = False
 ) -> float | None:
-    """Return the mean over layers of a metric at the first token over that at the rest.
-
-    With `largest` it is the largest such ratio of any layer.
+    """Return the mean over layers of the ratio of a metric at the first token to that at the rest,
+    or with `largest` the largest such ratio.
     """
     pair = _common_layers(run, f"{metric}/{variant}/first", f"{metric}/{variant}/rest")
     if pair is None:

@@ -9,9 +9,9 @@ A row is a variant, by the name that it is trained under; a column is a figure o
 (`figures`), in the paper's own numbers. Published values count as equal if they differ by at most
 the share `same`. A direction ("lower", "higher", "same") replaces a value that is not known. Every
 direction of the table is a claim if the exhibit has no claims of its own or sets `directions`. A
-claim may presuppose a phenomenon that a baseline must show (`Premise`); premises.toml has those of
-figures that many exhibits have. A table without rows gets the variants that were trained; its
-columns with a better side are ranked, group by group (`ranks`).
+claim may presuppose a phenomenon that its rows must show (`Premise`); premises.toml has those of
+figures that many exhibits have. A comparison fills the table (`filled`): one without rows gets the
+variants that were trained. Columns with a better direction rank them (`ranks`).
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class Premise:
     """The phenomenon: "outliers", "a sink"."""
     figure: str
     row: str = ""
-    """The row that must show it. Empty: the row that the claim's row is compared with."""
+    """The row that should show it. Empty: the row that the claim's row is compared with."""
     only: bool = False
     """True if only that row may show it; otherwise the two rows that are compared may too."""
     above: float | None = None
@@ -102,7 +102,7 @@ class Claim:
     published: float | None = None
     """The difference that the paper prints, if it does."""
     published_scales: tuple[Scale, ...] = ()
-    """Scales that can be expected to show it. Empty: all; a kurtosis depends on the width."""
+    """Scales at which `published` is expected (a kurtosis grows with the width). Empty: all."""
     same: float = 0.05
     """Margin of the directions "same", "not higher" and "not lower", as a share of the figure that
     is compared with."""
@@ -111,7 +111,7 @@ class Claim:
     scales: tuple[Scale, ...] = ()
     """Scales at which it is judged. Empty: all; a claim about tasks only if they are evaluated."""
     premise: Premise | None = None
-    """Empty: the usual premise of its figure, or else the exhibit's."""
+    """None: the usual premise of its figure, or else the exhibit's."""
     alone: bool = False
     """True if the baseline may pass the number `than_value` too, because no cure is claimed."""
     read_off: bool = False
@@ -149,18 +149,18 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Heirs:
-    """An inheritance: arms that start from blocks of a trained reference."""
+    """An inheritance: heirs, which start from blocks of a reference, and baselines beside them."""
 
     keep: float = 0.5
-    """Share of the reference's layers that the arms have."""
+    """Share of the reference's layers that the heir has, or the first heir if it grows."""
     baseline: tuple[str, ...] = ()
-    """The arms that are compared with the heir."""
+    """The inheritance's baselines, by their names in `wakeful_papers.heirs.BASELINES`."""
     steps: float = 1.0
-    """Steps of an arm, as a share of the reference's."""
+    """Steps of the heir in each round, as a share of the reference's."""
     grow: float = 0.0
     """Share of the reference's layers that each round adds."""
     epochs: float = 0.0
-    """Passes over the tokens that arms are trained on, the text's first. 0: all of its tokens."""
+    """Passes of an heir over the beginning of the text. 0: it is trained on the whole text."""
 
 
 @dataclass(frozen=True)
@@ -178,17 +178,17 @@ class _SharedFields:
     """The fields that an exhibit's file and the exhibit have in common."""
 
     draw: tuple[str, ...] = ()
-    """The drawings of its page, by `reports.charts.DRAWINGS`."""
+    """The charts of its page, as calls of functions in `reports.charts.DRAWINGS`."""
     compare: str | dict[str, Any] = ""
     """The variants that are trained, in the paper's own numbers: a preset, or a table like one."""
     groups: Mapping[str, Group] = field(default_factory=dict)
     inherit: Heirs | None = None
     looks: int = 0
-    """Validation windows on which the trained models' layers are measured; 0: none."""
+    """Validation windows on which layers are measured (0: none); of existing models, per seed."""
     probes: tuple[str, ...] = ()
-    """Probes of these layers besides those of every run, by their names in `verbs.runs.PROBES`."""
+    """Probes of these layers besides those of every run, by their names in `verbs.runs`."""
     lengths: tuple[float, ...] = ()
-    """Other lengths at which they are measured, as shares of the training length."""
+    """Other lengths of these windows, as shares of the training length."""
     schemes: tuple[str, ...] = ()
     """Schemes that existing models are quantized by; trained ones have settings of their own."""
 
@@ -226,10 +226,10 @@ class Exhibit(_SharedFields):
     table: PublishedTable
     scales: Mapping[str, TomlTable]
     """Fields in place of the paper's, by the scale's name. Besides those of a configuration:
-    `models`, existing models by row; `references`, the models that heirs are made of, by group,
-    `all` for every group; `looks`, in place of the exhibit's; `tune`, the rule for learning rates
-    (`Tuning`); `elsewhere`, a second text on which a trained model's layers are measured;
-    `without`, rows that are not trained; and `tasks`, lm-eval's tasks, with data from the hub."""
+    `groups`, `variants`, fields of single groups and rows; `seeds`; `models`, existing models by
+    row; `references`, models that heirs are made of, by group, `all` for every group; `looks`, in
+    place of the exhibit's; `tune`, the rule for learning rates (`Tuning`); `elsewhere`, a second
+    text on which layers are measured; `without`, rows that are left out; lm-eval's `tasks`."""
     claims: tuple[Claim, ...]
 
     @property
@@ -255,7 +255,7 @@ class Exhibit(_SharedFields):
 
     @property
     def heading(self) -> str:
-        """The title, with the paper's in front unless it is part of it."""
+        """The title, after the paper's unless that is part of it or the exhibit is our own."""
         is_complete = self.paper in self.title or self.name.startswith("own/")
         return self.title if is_complete else f"{self.paper}: {self.title}"
 
@@ -280,7 +280,7 @@ def read_exhibit(name: str) -> Exhibit:
 
 
 def expand_papers(names: Sequence[str]) -> tuple[str, ...]:
-    """Return exhibits' names, with all runnable exhibits of a paper in place of its name."""
+    """Return exhibits' names, each once, with a paper's runnable exhibits in place of its name."""
     expanded_names: dict[str, None] = {}
     for name in names:
         of_paper = [full for full in exhibit_names() if full.startswith(f"{name}/")]
@@ -371,10 +371,10 @@ def _table_claims(table: PublishedTable) -> Iterator[Claim]:
 
 
 def _add_equal_training_claims(spec: _Spec, scales: Mapping[str, TomlTable]) -> Iterator[Claim]:
-    """Yield an exhibit's own claims, and for those about heirs one with equal training.
+    """Yield an exhibit's own claims, and after one about heirs the same with equal training.
 
     The paper compares an heir with rows trained for the heir's own steps alone, without those of
-    its reference. Both comparisons are judged at scales that train the reference themselves.
+    its reference. The added comparison is judged at scales that train the reference themselves.
     """
     for claim in spec.claims:
         yield claim
@@ -417,8 +417,8 @@ def usual_premises() -> tuple[_UsualPremise, ...]:
 def usual_premise(claim: Claim, baseline: str) -> Premise | None:
     """Return the usual premise of a claim that compares rows; None if its figure has none.
 
-    If the claim is that a phenomenon shrinks, the row that is compared with must show it; if the
-    claim is that it grows again, the exhibit's baseline must.
+    The row that is compared with should show the phenomenon or, if the claim is that the phenomenon
+    grows again, the exhibit's baseline.
     """
     if claim.than_value is not None:
         return None

@@ -29,8 +29,8 @@ class Measurement:
     """The rows of each of `PICTURES` that was measured; their `position` is "row,column"."""
 
     def with_probes(self, layers: Frame | None, task_figures: Mapping[str, float]) -> "Measurement":
-        """Return it with the probes' rows of its layers, if there are any, and with its figures on
-        tasks, by `task_figure_name`.
+        """Return a measurement with the rows `layers` of probes too, None if there are none, and
+        with figures on tasks, by their names (`task_figure_name`).
         """
         figures = {**self.figures, **task_figures}
         if layers is None:
@@ -62,10 +62,7 @@ def validation_curve(run: TrainedRun) -> Curve:
 
 
 def task_figure_name(task: str, metric: str, shots: int = 0) -> str:
-    """Return the name of a task's figure: `acc_piqa`, or `acc_average` for the mean over tasks.
-
-    With five shots it is `acc_mmlu_5_shots`.
-    """
+    """Return a figure's name: `acc_piqa`, `acc_mmlu_5_shots`, or `acc_average` over all tasks."""
     name = f"{metric}_{task}"
     return f"{name}_{shots}_shots" if shots else name
 
@@ -84,9 +81,9 @@ def train_curve(runs: Sequence[TrainedRun]) -> Curve:
 
 
 def measure_arm(arm: Arm, training: Curve) -> Measurement:
-    """Return the figures and curves of an heir or a baseline, as `measure_run` does.
+    """Return the figures of an heir or a baseline, and the curves of its two losses.
 
-    `all_tokens` includes those of the rounds of growth before it.
+    The figure `all_tokens` includes those of the rounds of growth before it.
     """
     figures = {
         "loss": arm.loss,

@@ -12,7 +12,7 @@ from wakeful_papers.exhibits.table import PublishedTable
 
 @dataclass(frozen=True)
 class FilledCell:
-    """A figure's mean over seeds, and the printed value."""
+    """A figure's mean over seeds with its standard error, and the printed value."""
 
     value: Estimate | None
     """None if no run measured it."""

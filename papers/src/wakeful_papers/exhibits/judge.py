@@ -1,7 +1,7 @@
 """Verdicts: a published direction against the 95% interval of a paired difference over seeds.
 
-A claim is not applicable if the phenomenon that it presupposes is absent, or if the baseline passes
-it too. It is "not run" if no run has measured its rows.
+A claim is not applicable if the phenomenon that it presupposes is absent, or if it compares a row
+with a number that the baseline passes too. It is "not run" if no run has measured its rows.
 """
 
 import math
@@ -47,18 +47,18 @@ class Verdict:
     """Its premise in words, with the threshold; empty if it has none."""
     basis: Basis = ""
     because: str = ""
-    """The value of its premise's figure, or the reason why it is not applicable."""
+    """The value of its premise's figure, or why it is not applicable or its premise not known."""
     premise: float | None = None
-    """The mean over seeds of its premise's figure, in the row that should show it."""
+    """The mean over seeds of its premise's figure, in the first of its rows that measured it."""
     direct: Outcome | None = None
     """The outcome by the difference alone, if it is another than `outcome`."""
     margin: float | None = None
-    """Size up to which a difference counts as none; None for a claim of "lower" or "higher"."""
+    """Size up to which a difference counts as none; None for "lower", "higher" or if unknown."""
 
     @property
     def size(self) -> bool | None:
-        """True if the published difference lies in the interval; None if there is none, or for two
-        seeds, whose interval contains nearly everything.
+        """True if the published difference lies in the interval; None if there is none, or for
+        fewer than three seeds: the interval of two contains nearly everything.
         """
         if self.published is None or self.low is None or self.high is None or self.seeds < 3:
             return None
@@ -178,9 +178,7 @@ class _GroupClaim:
         return {seed: value for seed, value in values.items() if value is not None}
 
     def _margin(self, pairs: Sequence[tuple[float, float]]) -> float | None:
-        """Return the size up to which a difference counts as none; None if it is a share of a
-        figure that was not measured.
-        """
+        """Return the size up to which a difference counts as none; None for a share of no pairs."""
         if self.claim.within is not None or not pairs:
             return self.claim.within
         return self.claim.same * abs(sum(b for _, b in pairs) / len(pairs))

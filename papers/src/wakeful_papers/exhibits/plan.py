@@ -88,13 +88,13 @@ class RunCost:
 
 
 Stage = Literal["rows", "heirs", "reading"]
-"""Stages of an exhibit, in order: a cluster trains rows, then heirs; models are read on the machine
-on which the command runs."""
+"""Stages of an exhibit, in order: a cluster trains rows, then heirs; then one process reads the
+models that are not trained."""
 
 
 @dataclass(frozen=True)
 class FolderCost(RunCost):
-    """The cost of a folder: of one run, or of one reference's heirs and baselines together."""
+    """The cost of one run, of a reference's heirs and baselines, or of reading a model."""
 
     stage: Stage
 
@@ -108,7 +108,7 @@ class Plan:
     scale: Scale
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
-    """The training runs; those of an inheritance train the references, as rows `reference`."""
+    """The training runs; in a group of `references`, row `reference` stands for that model."""
     heirs: Mapping[str, Heirs]
     """The inheritance of each group; empty if nothing is inherited."""
     existing: Mapping[str, Existing]
@@ -161,7 +161,7 @@ class Plan:
 
     @cached_property
     def costs_by_folder(self) -> Mapping[str, FolderCost]:
-        """The cost of each folder among the runs of all exhibits, which share equal folders."""
+        """The cost of each folder among all exhibits' runs; readings have names of no folder."""
         costs: dict[str, FolderCost] = {}
         for job, size in zip(self.jobs, self.model_sizes, strict=True):
             tokens = tokens_of(job.config)
@@ -172,8 +172,8 @@ class Plan:
                     path = f"{job.folder}/seed-{seed}"
                     costs[path] = FolderCost(1, tokens, operations, disk, "rows")
                 if heirs := self.heirs_of(job):
-                    runs, arms = _count_heir_runs(heirs, job.config.model.num_layers)
-                    share = heirs.steps * arms
+                    runs, cost = _count_heir_runs(heirs, job.config.model.num_layers)
+                    share = heirs.steps * cost
                     costs[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = FolderCost(
                         runs, share * tokens, share * operations, share * disk, "heirs"
                     )
@@ -235,9 +235,8 @@ class Plan:
         return self.memory_of(1)
 
     def memory_of(self, parallel_runs: int) -> int:
-        """Return the bytes that the largest runs take, so many in parallel, very roughly.
-
-        With 0 it is the bytes of the largest model that is read and not trained.
+        """Return the bytes of this many of the largest runs together, very roughly, but at least
+        those of the largest model that is read and not trained.
         """
         existing = (int(BYTES_PER_WEIGHT * model.parameters) for model in self.existing.values())
         sizes = sorted((size.memory for size in self.model_sizes for _ in self.seeds), reverse=True)
@@ -270,7 +269,7 @@ class Plan:
 
     @property
     def labeled_exhibit(self) -> Exhibit:
-        """The exhibit with labels for all rows, which name models that replace the paper's."""
+        """The exhibit with labels also for rows of equal training and for replaced models."""
         table = self.exhibit.table
         labels = {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
                   for row, source in self._replacements.items()}  # fmt: skip
@@ -319,11 +318,11 @@ def plan_exhibit(
 
     An exhibit is written in the paper's own numbers. At another scale every row is the same
     variation of that scale's model: a number in which a row differs keeps its ratio (`rescaled`).
-    `changes` are fields by their dotted names, in place of the scale's; `models` are pretrained
-    ones in place of its own; with `tasks` models are evaluated on the paper's tasks at any scale.
+    `seeds` are in place of the scale's, and so are `changes`, fields by their dotted names, and
+    `models`, pretrained ones; with `tasks` the paper's tasks are evaluated at any scale.
 
     Raises:
-        WakefulError: the exhibit has nothing to run, or a row's configuration is not valid there.
+        WakefulError: the exhibit has nothing to run, or an argument or a row is not valid for it.
     """
     if exhibit.settings:
         raise WakefulError(
@@ -371,12 +370,12 @@ def plan_exhibit(
             group_heirs = exhibit.groups[group].inherit if group in exhibit.groups else {}
             heirs[group] = from_table(Heirs, merge_tables(to_table(exhibit.inherit), group_heirs))
         rows = split_variants("reference", {**merge_tables(table, fields), **variants})
-        # A group's own fields override the scale's, those of its rows override both.
         configs = {
             name: config_from_table(entry) for name, entry in rows.items() if name not in without
         }
         for name, rescaled in rescale_rows(configs, paper_config, scale_config).items():
             config = rescaled
+            # The scale's fields of a row override those of a group, and both what was rescaled.
             overrides = merge_tables(group_fields.get(group, {}), row_fields.get(name, {}))
             if overrides:
                 config = config_from_table(merge_tables(config_to_table(config), overrides))
@@ -427,9 +426,9 @@ def _replace_models(
 ) -> tuple[dict[str, Existing], dict[str, Existing]]:  # fmt: skip
     """Return the existing models and references with the user's models in place of the paper's.
 
-    Their sizes are unknown. A model's name alone takes the paper's next place, a row or a group of
-    the exhibit; places without a name are not measured, but all references need one. PLACE=MODEL
-    takes that place and leaves the scale's `existing` and `references` in the others.
+    Their sizes are unknown. A place is a row or a group for which the paper has a model. Names of
+    models alone fill the places in order; a row that gets none is not measured, but all references
+    need one. PLACE=MODEL fills that place and leaves the scale's models in the others.
     """
     published_models = [
         from_table(dict[str, Existing], exhibit.scales["paper"].get(name, {}))
@@ -466,10 +465,10 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
     """Return the options of the inheritance from a reference, as tables; see `InheritOptions`.
 
     The heir is that of When Attention Collapses, algorithm 1: the first layers, with nothing solved
-    in place of the others, trained on the text. An arm is evaluated ten times, or a hundred times
-    if its reference is. Its warmup is its reference's, but at most a fifth of its own steps, as for
-    the paper's shortest arms: the smaller scales shorten the warmup less than the rest, so an arm
-    of a tenth of the steps would not get past it.
+    in place of the others, trained on the text. It is evaluated ten times, or a hundred times if
+    its reference is evaluated as often or more. Its warmup is its reference's, but at most a fifth
+    of its own steps, as for the paper's shortest heirs: the smaller scales shorten the warmup less
+    than the rest, so an heir of a tenth of the steps would not get past it.
     """
     heirs, config = plan.heirs[job.group], job.config_with_seed(seed)
     steps = _heir_steps(heirs, job)
@@ -498,10 +497,8 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> TomlTable:
 
 
 def _count_heir_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
-    """Return the number of an inheritance's runs, and their cost over the reference's per step.
-
-    Every run has the reference's shape with a share of its layers, or all of them if it trains the
-    reference further. Growth ends with the last round.
+    """Return the number of an inheritance's runs, and their cost over the reference's for as many
+    steps as the heir's. Per step a run costs, roughly, the share of the layers that it has.
     """
     added = round(heirs.grow * num_layers)
     missing = num_layers - round(heirs.keep * num_layers)

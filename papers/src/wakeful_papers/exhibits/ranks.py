@@ -38,7 +38,7 @@ class RankedVariant:
     difference: Estimate
     """Its final loss minus the baseline's."""
     same_time: Estimate | None
-    """That after equal training time (`equal_time_differences`); None if it cannot be read."""
+    """That after equal training time; None if it is unknown (`equal_time_differences`)."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def rank_variants(comparison: ComparedRuns, table: PublishedTable) -> Ranking | 
 
     For each seed, variants are ranked in each column, 1 the best, and ties share the mean of their
     ranks. A group's rank is the mean over its columns, the overall rank the mean over the groups;
-    both have a mean and an interval over seeds.
+    of both the mean over seeds is returned, and of the overall rank an interval too.
 
-    None if the table ranks nothing, or no seed is finished by all variants.
+    None for a single variant, without a better direction, or if all have no seed in common.
     """
     columns, seeds = _ranked_columns(comparison, table), _common_seeds(comparison)
     return _ranking(comparison, columns, seeds) if columns and seeds else None
@@ -167,7 +167,7 @@ def _means(ranks: pl.DataFrame, over: str) -> dict[Any, float]:
 def _front(
     comparison: ComparedRuns, column: Column, figures: Figures, seeds: Sequence[int]
 ) -> Front | None:
-    """Return loss against a column; None if no variant has its figure for all the seeds."""
+    """Return loss against a column, without variants that lack either for a seed; None for none."""
     points: list[tuple[str | float, ...]] = []
     for variant in comparison.variants:
         pair = figures[column.figure, variant], figures[LOSS, variant]

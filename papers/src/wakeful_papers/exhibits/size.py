@@ -40,7 +40,7 @@ def run_size(config: Config) -> Size:
     task = task_of(data.source)
     if task is not None:
         model = model.with_vocabulary(len(task.characters) + 1)  # and BOS
-    elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
+    elif not data.tokenizer:  # a tokenizer with `data.vocab_size` tokens is trained
         model = model.with_vocabulary(data.vocab_size)
     parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
@@ -103,7 +103,7 @@ class _Sketch(Decoder):
 
 @cache
 def _count_parameters(model: ModelConfig) -> tuple[int, int]:
-    """Return the number of all parameters and of those used in matrix products.
+    """Return the number of all parameters, and without embeddings that are only looked up.
 
     The model is built on the meta device, where weights take no memory.
     """

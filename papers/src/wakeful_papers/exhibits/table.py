@@ -40,7 +40,7 @@ class PublishedTable:
 
 
 def direction_of(table: PublishedTable, row: str, column: Column) -> Direction | None:
-    """Return the direction in which a table's row differs from its baseline; None if unknown."""
+    """Return the direction in which a row differs from a table's baseline; None if it has none."""
     cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))
     if row == table.baseline or cell is None:
         return None

@@ -46,7 +46,7 @@ class Tuning:
 
 
 def best_rate(losses: Mapping[float, float]) -> float:
-    """Return the rate of the lowest loss, the smallest of several; diverged runs have loss inf."""
+    """Return the key of the lowest loss, the smallest of several; diverged runs have loss inf."""
     return min(losses, key=lambda rate: (losses[rate], rate))
 
 

@@ -117,7 +117,7 @@ def losses(data: ChartData, *, curve: str = "validation_loss") -> Titled:
 def over_layers(
     data: ChartData, *, metric: str, variant: str = "paper", position: str = "all", title: str = ""
 ) -> Titled:
-    """Draw a metric over the layers of the trained models."""
+    """Draw a metric over layers, one chart per group."""
     name = f"{metric}/{variant}/{position}"
     title = title or metric.replace("_", " ")
     ranks = metric.partition("@")[0] in _RANKS
@@ -125,9 +125,9 @@ def over_layers(
 
 
 def over_positions(data: ChartData, *, metric: str, title: str = "", start: int = 0) -> Titled:
-    """Draw a metric over positions from 1, as the mean over the layers of the trained models.
+    """Draw a metric's mean over layers over positions, up to the first that was not measured.
 
-    In the metric's own names, positions begin with `start`.
+    Positions are drawn from 1; in the metric's own names they begin with `start`.
     """
 
     def curve(run: RowRun) -> Curve | None:
@@ -176,7 +176,7 @@ def over_groups(
 
 
 def bars(data: ChartData, *, figure: str = "loss", title: str = "", against: bool = True) -> Titled:
-    """Draw a figure of each row ± one standard error, or its paired difference from the baseline.
+    """Draw a figure of each row, with `against` minus the baseline's, ± one standard error.
 
     Values that the paper prints are open diamonds, with a legend.
     """
@@ -237,8 +237,8 @@ def hidden_magnitude(data: ChartData) -> Titled:
 def attention_of_layers(
     data: ChartData, *, at: Sequence[float] = (), by_rank: bool = False
 ) -> Titled:
-    """Draw some layers' attention, the mean over their heads: layers at the shares `at` of the
-    depth, or with `by_rank` those of the highest and the lowest rank.
+    """Draw some layers' attention, the mean over their heads, of the first seed's models: layers at
+    the shares `at` of the depth, or with `by_rank` those of the highest and the lowest rank.
     """
 
     def choose_layers(measurement: Measurement, rows: Frame) -> Sequence[int]:
@@ -331,7 +331,7 @@ def _draw_curves(
 
 
 def _mean_curve(curves: Sequence[Curve]) -> pl.DataFrame:
-    """Return the mean over seeds at the x values of all, thinned, ± one standard error."""
+    """Return the mean over seeds ± one standard error at x values of all, up to `_MAX_POINTS`."""
     shared = curves[0][0]
     for steps, _ in curves[1:]:
         shared = np.intersect1d(shared, steps)

@@ -58,7 +58,7 @@ LAYOUTS = _Layouts()
 
 
 def _inseparable(comparison: ComparedRuns, ranking: Ranking) -> list[str]:
-    """Return a sentence on the variants that differ from the baseline in no figure but costs."""
+    """Return a sentence on variants that differ in no figure but costs; none for a single seed."""
     if len(ranking.seeds) < 2:
         return []
     scope = f"of the {ranking.num_columns} ranked figures that are not costs"
@@ -157,7 +157,7 @@ def _format_cell(cell: FilledCell) -> Cell:
 
 
 def format_figure(value: float) -> str:
-    """Return a figure with three or more digits, small ones with a power of ten, counts whole."""
+    """Return a figure with three digits, below 0.001 two, from 100 on at most one decimal place."""
     if 0 < abs(value) < 1e-3:
         text = f"{value:.2g}"
     elif value == 0 or (abs(value) >= 100 and value == round(value)):

@@ -83,10 +83,10 @@ def _front(comparison: ComparedRuns, front: Front) -> charts.Drawing:
 
 
 def _clip_outliers(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFrame:
-    """Add a figure clipped for the chart, True if it is clipped, and then a note for its label.
+    """Add columns: NAME_shown, the value to draw; NAME_far, True if clipped; NAME_note, for labels.
 
-    A single point far out would press all others into a corner. Beyond three times the quartiles'
-    distance (Tukey's outer fences) a point is drawn at the edge, with its name and figure.
+    A single point far out would press all others into a corner. One further from the quartiles than
+    three times their distance (Tukey's outer fences) is drawn at the edge.
     """
     value = pl.col(name)
     low, high = np.quantile(frame[name].to_numpy(), [0.25, 0.75])

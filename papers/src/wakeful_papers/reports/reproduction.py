@@ -70,7 +70,7 @@ def _machine(environment: Environment) -> str:
 
 
 def format_headline(plan: Plan, facts: RunFacts, results: Results) -> str:
-    """Return the scale as text, which every verdict needs: it does not hold for another scale."""
+    """Return the scale as text, named beside verdicts because they hold for no other."""
     counts = (row.figures.get("parameters", 0.0) for row in results.measurements.values())
     parameters = plan.parameters or max(counts, default=0.0)
     tokens = plan.tokens or plan.tokens_per_seed
@@ -101,9 +101,8 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def format_difference(verdict: Verdict) -> tuple[str, str]:
-    """Return a difference and its 95% interval as texts, to the second digit of the error.
-
-    The interval of a single seed is "".
+    """Return a difference and its 95% interval as texts, to the second digit of the error; the
+    interval is "" for a single seed and for a difference that was not measured.
     """
     if verdict.difference is None:
         return "not measured", ""
@@ -232,7 +231,7 @@ def _method_section(plan: Plan, results: Results, facts: RunFacts) -> Section:
 
 
 def _figure_title(exhibit: Exhibit, figure: str) -> str:
-    """Return the title of a figure's column, or that of its measure with other options."""
+    """Return the title of a figure's column or of its measure's without options, or the figure."""
     titles = {"loss": "validation loss"}
     titles |= {column.figure: column.title for column in exhibit.table.columns}
     return titles.get(figure) or titles.get(figure.partition("(")[0], figure)
@@ -263,7 +262,7 @@ def summarize_outcomes(verdicts: Sequence[tuple[str, str]]) -> str:
 def suggest_next_scale(
     exhibit: str, scales: Set[str], counts: Mapping[VerdictOutcome, int]
 ) -> list[NextStep]:
-    """Return the command for the next larger scale as a next step if a claim is not resolved."""
+    """Return the command for the scale after a single one, if there is an unresolved claim."""
     larger = {"tiny": "small", "small": "paper"}.get(*scales) if len(scales) == 1 else None
     if larger is None or not counts["not resolved"]:
         return []

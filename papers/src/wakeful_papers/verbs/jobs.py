@@ -25,7 +25,7 @@ Judge = Callable[[str, Path], object]
 def run_inheritance(
     source: str, table: Mapping[str, Any], baselines: Sequence[str], folder: str
 ) -> JobResult:
-    """Run or resume an inheritance; do nothing if the reference diverged."""
+    """Run or resume an inheritance; do nothing if its reference is a run that did not finish."""
     if (Path(source) / "run.json").is_file() and not is_done(Path(source)):
         return JobResult()
     return job_result(
@@ -44,9 +44,9 @@ def distribute_plans(
 ) -> dict[Path, str]:  # fmt: skip
     """Train on a cluster what is missing of plans, which are given by their exhibits' folders.
 
-    With `judge` a worker judges each exhibit when its runs have ended, and an exhibit that fails
-    does not stop the others. Return error messages by the folders of runs that diverged and of
-    exhibits that failed. Jobs write their output below `log_folder`.
+    With `judge` a worker judges each exhibit when its runs have ended, and no failure stops the
+    rest; without it only runs but the baseline's may fail, by diverging. Return error messages by
+    the folders of what failed. Jobs write their output below `log_folder`.
     """
     work = dict[Path, Work]()
     labels = dict[Path, str]()

@@ -82,9 +82,9 @@ class Reproduction(StoredResult):
     page_report: Report
     """The page's report."""
     omissions: tuple[str, ...] = ()
-    """Exhibits that could not be run, each with the reason."""
+    """Exhibits that could not be run or are unfinished, each with the reason."""
     last_report: Report | None = None
-    """The last exhibit's own report, if there are several."""
+    """The last exhibit's own report, if `page` is that of all claims and this process ran it."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -93,7 +93,7 @@ class Reproduction(StoredResult):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json of the last exhibit: its rows' figures and its verdicts."""
+        """summary.json of the last exhibit: what it claims, its scale in words, its verdicts."""
         return to_table(self.exhibits[-1])
 
     @property
@@ -103,11 +103,11 @@ class Reproduction(StoredResult):
 
     @property
     def report(self) -> Report:
-        """The report of every claim."""
+        """The page's report."""
         return self.page_report
 
     def picture(self) -> Drawing | None:
-        """Return the last exhibit as the paper draws it."""
+        """Return the last exhibit as the paper draws it; None without a chart or its report."""
         return (self.last_report or self.report).picture
 
 
@@ -172,7 +172,7 @@ def _exhibits_to_run(names: Sequence[str], options: ReproduceOptions) -> tuple[s
     """Return the names of the exhibits to run.
 
     Raises:
-        WakefulError: no exhibit is named, or options do not fit the named ones.
+        WakefulError: no exhibit is named, one does not exist, or options do not fit the named ones.
     """
     if options.all and names:
         raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
@@ -202,12 +202,12 @@ def _write_exhibits_page(
 def write_claims_page(
     *folders: Path, out: str | Path = "", title: str = "", figures: Sequence[FigureFormat] = ()
 ) -> Reproduction:
-    """Write the page of finished exhibits; without `out` it is next to the first one's folder.
+    """Write the page of finished exhibits to the file `out`, by default beside the first folder.
 
-    The page only names exhibits that are unfinished.
+    Of unfinished exhibits the page has the names alone.
 
     Raises:
-        WakefulError: no exhibit is finished, or a title or charts are requested.
+        WakefulError: a folder holds no exhibit, none is finished, or a title or charts are wanted.
     """
     if title or figures:
         raise WakefulError(
@@ -228,7 +228,7 @@ def write_claims_page(
 
 
 def plan_with_options(exhibit: Exhibit, options: ReproduceOptions) -> Plan:
-    """Return the plan of an exhibit with the user's options."""
+    """Return an exhibit's plan with the user's options; raise `WakefulError` if they do not fit."""
     changes: dict[str, Any] = {}
     if options.steps:
         changes["train.steps"] = options.steps
@@ -280,7 +280,7 @@ def _plan_exhibits(
 
 @contextlib.contextmanager
 def _record_failure(name: str, options: ReproduceOptions, omissions: list[str]) -> Iterator[None]:
-    """With --all, catch an exhibit's error and add its message, with its name, to `omissions`."""
+    """With --all, catch an exhibit's error but `Interrupted`, and add its text to `omissions`."""
     try:
         yield
     except WakefulError as error:
@@ -323,11 +323,11 @@ def _check_folder(plan: Plan, folder: Path, settings: Sequence[str]) -> None:
 def check_fits(
     plans: Sequence[Plan], runs: Path, finished: Finished, cluster: Cluster | None = None
 ) -> None:
-    """Raise `WakefulError` if memory cannot hold the last plan's largest run, or the disk all runs
-    that remain, with the sizes.
+    """Raise `WakefulError` if memory cannot hold the last plan's largest run, or the disk the runs
+    of all plans that remain; the message has the sizes.
 
-    Workers on this machine without GPUs of their own share its memory. A scheduler's jobs use the
-    memory of other machines, which is unknown here.
+    Workers on this machine without GPUs of their own share its memory: their largest runs must fit
+    together. A scheduler's jobs use the memory of other machines, which is unknown here.
     """
     plan, parallel_runs = plans[-1], 1
     if cluster and cluster.engine != "local":
@@ -377,7 +377,7 @@ def _describe_cost(total: TotalCost, options: ReproduceOptions) -> str:
 def _distribute_exhibits(
     plans: Mapping[Path, Plan], runs: Path, options: ReproduceOptions, display: DisplayFactory
 ) -> Mapping[Path, str]:
-    """Let a cluster run and judge all exhibits; return error messages by the exhibits' folders."""
+    """Let a cluster run and judge all exhibits; return error messages by folders of what failed."""
     faults: dict[Path, str] = {}
     prepared: dict[Path, Plan] = {}
     for folder, plan in plans.items():
@@ -404,7 +404,7 @@ def _read_judged(folder: Path, faults: Mapping[Path, str]) -> JudgedExhibit:
 
 
 def _judge(options: ReproduceOptions, runs: str, name: str, folder: Path) -> None:
-    """Measure an exhibit's runs and judge it, as work for a cluster."""
+    """Run what is missing of an exhibit and judge it, as work for a cluster."""
     plan = plan_with_options(read_exhibit(name), options)
     plan = _tune(plan, folder, Path(runs), options, default_display)
     _run_exhibit(plan, folder, Path(runs), options, default_display)
@@ -430,7 +430,7 @@ def _tune(
 def _prepare(plan: Plan, show: Display) -> None:
     """Read the tasks and prepare the texts of an exhibit, and raise the errors of its runs early.
 
-    Of a text that only existing models read, just the beginning is read, and nothing of the hub's.
+    Of a text for existing models or their heirs just the beginning is read, none of the hub's.
     """
     for tasks in group_by_shots(plan.tasks).values():
         show.note(f"preparing {', '.join(tasks)}")
@@ -449,7 +449,7 @@ def _prepare(plan: Plan, show: Display) -> None:
 def _run_exhibit(
     plan: Plan, folder: Path, runs: Path, options: ReproduceOptions, display: DisplayFactory
 ) -> tuple[JudgedExhibit, Report]:
-    """Run what is missing of an exhibit, judge it and write its page."""
+    """Run what is missing of an exhibit, judge it and write its figures, page and charts."""
     with display(plan.exhibit.name) as show:
         _prepare(plan, show)
         total = total_cost([plan], lambda name: is_done(runs / name))
@@ -489,7 +489,7 @@ def _open_run(plan: Plan, folder: Path, options: ReproduceOptions) -> Run:
 
 
 def _figure_expressions(exhibit: Exhibit) -> Iterator[str]:
-    """Yield every figure that an exhibit shows or judges, each once."""
+    """Yield the figures of an exhibit's table, claims and premises, each once, the loss first."""
     names = [column.figure for column in exhibit.table.columns]
     names += [claim.figure for claim in exhibit.claims]
     names += [claim.premise.figure for claim in exhibit.claims if claim.premise]
@@ -497,7 +497,7 @@ def _figure_expressions(exhibit: Exhibit) -> Iterator[str]:
 
 
 def list_exhibits(options: ReproduceOptions | None = None) -> RenderableType:
-    """Return a table of all exhibits: claims, and the cost here and at the paper's scale."""
+    """Return a table of all exhibits: claims, and the costs at this scale and at the paper's."""
     options = dataclasses.replace(options or ReproduceOptions(), tuned="")
     paper_options = dataclasses.replace(options, scale="paper", steps=0, device="", dtype="")
     options_by_scale = {

@@ -76,7 +76,7 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "spectrum": Spectrum,
     "turned": RotatedShape,
 }
-"""Probes by the name that exhibits use."""
+"""Probes of any model's layers, by the name that exhibits use."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ def run_plan(
 ) -> tuple[Results, RunFacts]:
     """Train every run that is missing, measure every model, and return the results and facts.
 
-    `folder` is the exhibit's. The results name runs that diverged and lack their figures; if it is
-    the baseline's, `Diverged` is raised. `divergences` are messages of earlier ones by folder.
+    `folder` is the exhibit's. The results name runs that diverged and lack their figures; for the
+    baseline's or an heir's, `Diverged` is raised. Runs in `divergences`, which has messages by
+    folder, count as diverged.
     """
     rows: dict[RowKey, Measurement] = {}
     facts: RunFacts | None = None
@@ -135,7 +136,7 @@ def run_plan(
 def _measure_existing(
     plan: Plan, runs: Path, folder: Path, display: DisplayFactory
 ) -> dict[RowKey, Measurement]:
-    """Measure the models that are not trained here, with another stretch of the text per seed."""
+    """Measure the models that are not trained here, the n-th seed on the text's n-th stretch."""
     rows: dict[RowKey, Measurement] = {}
     for row, model in plan.existing.items():
         with display(row) as show:
@@ -152,7 +153,7 @@ def _measure_stretches(
 ) -> list[tuple[dict[str, float], pl.DataFrame]]:
     """Return a model's figures and its layers' rows for each stretch of the text.
 
-    They are kept among the runs, for all exhibits that measure the same.
+    They are kept among the runs, for exhibits that measure the same on as many stretches.
     """
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
     data = None if text.startswith("hf:") else open_evaluation_data(text, size * count * LENGTH)
@@ -171,7 +172,6 @@ def _measure_stretches(
         sequences = data.sequences(
             model, length=length, num_sequences=count * size, bos=model.starts_with_bos()
         )
-
         folder.mkdir(parents=True, exist_ok=True)
         for n in range(count):
             if not (frames[n].is_file() and records[n].is_file()):
@@ -216,7 +216,7 @@ def measure_model(
 def _weights(source: str) -> list[tuple[str, int, int]]:
     """Return (name, size, time) of each weight file of a folder or file; none for a hub's name.
 
-    A run that is trained further has other figures under the same path.
+    They tell models apart that were at the same path, such as a run that was trained further.
     """
     path = Path(source)
     files = [path] if path.is_file() else [*path.rglob("*.safetensors"), *path.rglob("*.gguf")]
@@ -287,7 +287,7 @@ def _run_heirs(
 def _measure_layers(
     path: Path, name: str, row: str, plan: Plan, folder: Path, display: DisplayFactory
 ) -> pl.DataFrame | None:
-    """Return the probes' rows for a trained model's layers, kept in the exhibit's folder."""
+    """Return the probes' rows of a trained model, kept in the exhibit's folder; None for none."""
     exhibit, windows = plan.exhibit, plan.exhibit.looks
     if not windows:
         return None
@@ -319,12 +319,8 @@ def _measure_layers(
                 frames.append(_tag_metrics(rows, f"{share:g}"))
             if plan.elsewhere:
                 text = open_evaluation_data(plan.elsewhere, windows * config.train.length)
-                sequences = text.sequences(
-                    model,
-                    length=config.train.length,
-                    num_sequences=windows,
-                    bos=model.starts_with_bos(),
-                )
+                bos, length = model.starts_with_bos(), config.train.length
+                sequences = text.sequences(model, length=length, num_sequences=windows, bos=bos)
                 frames.append(_tag_metrics(diagnose_model(model, sequences).rows, "elsewhere"))
             frame = pl.concat(frames)
         file.parent.mkdir(exist_ok=True)
@@ -361,7 +357,7 @@ def _task_figures(
 def _averages(scores: Sequence[Score]) -> dict[str, float]:
     """Return the mean of each metric over tasks with equal weights, if two or more tasks have it.
 
-    A group of tasks counts once, without its parts; perplexities are not averaged.
+    A group of tasks counts once. Perplexities and scores of one example are not averaged.
     """
     counted = [
         score for score in scores

@@ -20,8 +20,8 @@ TrainPlan = Callable[[Plan], object]
 def tune_plan(plan: Plan, runs: Path, run: Run, train: TrainPlan) -> Plan:
     """Return a plan with the best rate for each row; a plan without a rule is returned unchanged.
 
-    Trials are kept among the runs, so that every one is trained once, also after an interruption.
-    Their losses are written to tuned.json of the exhibit's `run`.
+    Trials are kept among the runs, so that a finished one is not trained again. Their losses are
+    written to tuned.json of the exhibit's `run`: by row and learning rate, None if one diverged.
     """
     rule = plan.tuning
     if rule is None:
