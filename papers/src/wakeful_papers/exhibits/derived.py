@@ -223,6 +223,8 @@ def data_saving(run: RowRun) -> float | None:
     """
     if (pair := run.curve_pair("train_loss")) is None:
         return None
+    if run.row == run.results.baseline:  # its loss can have been as low before
+        return 0.0
     curve, base = ((steps[_window_length(losses) - 1 :], smooth(losses)) for steps, losses in pair)
     if curve[1][-1] <= base[1][-1]:
         return _share_of_steps_left(curve, base[1][-1])
