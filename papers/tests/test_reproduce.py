@@ -525,6 +525,17 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_folder_in_the_way_of_several_exhibits_is_not_avoided_by_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Run("runs/reproduce/tiny/value-residual-fig6").make("compare", {})
+    with pytest.raises(WakefulError, match="choose another with --out"):
+        reproduce("value-residual/fig6")
+    with pytest.raises(WakefulError, match="not an exhibit's folder; move it away"):
+        reproduce("value-residual/fig6", "value-residual/fig7")
+
+
 def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     shown = capsys.readouterr().out

@@ -271,7 +271,8 @@ def _plan_exhibits(
         with _record_failure(name, options, omissions):
             plan = plan_with_options(read_exhibit(name), options)
             folder = exhibit_folder(name, options)
-            _check_folder(plan, folder, options.settings)
+            remedy = "choose another with --out" if len(names) == 1 else "move it away"
+            _check_folder(plan, folder, options.settings, remedy)
             check_fits([*plans.values(), plan], runs, finished, cluster)
             check_models(plan, locations)
             plans[folder] = plan
@@ -299,8 +300,8 @@ def exhibit_folder(name: str, options: ReproduceOptions) -> Path:
     return Path(options.out or f"runs/reproduce/{options.scale}/{name.replace('/', '-')}")
 
 
-def _check_folder(plan: Plan, folder: Path, settings: Sequence[str]) -> None:
-    """Raise `WakefulError` if another exhibit, or anything else, is in the folder.
+def _check_folder(plan: Plan, folder: Path, settings: Sequence[str], remedy: str) -> None:
+    """Raise `WakefulError` with a remedy if another exhibit, or anything else, is in the folder.
 
     The same exhibit with other settings counts as another one, because its page would be lost.
     """
@@ -308,7 +309,7 @@ def _check_folder(plan: Plan, folder: Path, settings: Sequence[str]) -> None:
         return
     run = Run.open(folder)
     if run.header.kind != "reproduce":
-        raise WakefulError(f"{folder} is not an exhibit's folder; choose another with --out")
+        raise WakefulError(f"{folder} is not an exhibit's folder; {remedy}")
     header = run.read(_Header, "run.json")
     existing = (header.name, header.scale, header.seeds, header.given)
     if existing != (plan.exhibit.name, plan.scale, plan.seeds, tuple(settings)):
@@ -316,7 +317,7 @@ def _check_folder(plan: Plan, folder: Path, settings: Sequence[str]) -> None:
         existing_settings = ", ".join(header.given) or "no other setting"
         raise WakefulError(
             f"{folder} is of {header.name} at the {header.scale} scale with seeds {seeds} and "
-            f"{existing_settings}; choose another folder with --out"
+            f"{existing_settings}; {remedy}"
         )
 
 
