@@ -440,7 +440,7 @@ def _common_layers(run: RowRun, first: str, second: str) -> tuple[np.ndarray, np
 
 
 def mean_of(run: RowRun, *, figures: Sequence[str]) -> float | None:
-    """Return the mean of some figures, if all were measured."""
+    """Return the mean of some plain figures, if all were measured."""
     values = _all_or_none(run.measurement.figures.get(name) for name in figures)
     return sum(values) / len(values) if values else None
 
