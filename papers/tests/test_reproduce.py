@@ -259,6 +259,22 @@ def test_runs_of_a_text_that_has_changed_are_not_set_beside_new_ones(
         reproduce("value-residual/fig12", out=str(tmp_path / "three"), **asked)
 
 
+def test_heirs_of_a_text_that_has_changed_are_not_set_beside_their_reference(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reproduced() -> Reproduction:
+        return reproduce("lazy/fig4", steps=2, seeds=[0], text=str(text), out=str(tmp_path / "o"))
+
+    with monkeypatch.context() as context:
+        context.setattr(exhibit_runs, "inherit_with_baselines", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            reproduced()
+    for number in range(30):
+        (text / f"{number}.txt").write_text(" ".join(random.Random(-number).choices(WORDS, k=90)))
+    with pytest.raises(WakefulError, match="were trained on different texts, both called"):
+        reproduced()
+
+
 def test_exhibits_look_closer_by_probes_of_their_own(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

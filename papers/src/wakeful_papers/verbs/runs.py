@@ -91,9 +91,8 @@ def run_plan(
 ) -> tuple[Results, RunFacts]:
     """Train every run that is missing, measure every model, and return the results and facts.
 
-    `folder` is the exhibit's. The results name runs that diverged and lack their figures; for the
-    baseline's or an heir's, `Diverged` is raised. Runs in `divergences`, which has messages by
-    folder, count as diverged.
+    `folder` is the exhibit's. The results name runs that diverged, also earlier (`divergences`, the
+    messages by folder), and lack their figures. The baseline's or an heir's raises `Diverged`.
     """
     rows: dict[RowKey, Measurement] = {}
     facts: RunFacts | None = None
@@ -246,13 +245,19 @@ def train_job(job: Job, seed: int, path: Path, display: DisplayFactory) -> None:
         ) from None
 
 
-def _check_text(run: TrainedRun, first_run: TrainedRun) -> None:
-    """Raise `WakefulError` if runs with the same name of a text were trained on different texts."""
-    if run.data.without_source != first_run.data.without_source:
+def _check_text(run: TrainedRun, first_run: TrainedRun, *, is_arm: bool = False) -> None:
+    """Raise `WakefulError` if runs with the same name of a text were trained on different texts.
+
+    Of an inheritance's arm, whose tokenizer is its reference's, the text alone is compared.
+    """
+    facts, first_facts = (
+        each.data.corpus_sha256 if is_arm else each.data.without_source for each in (run, first_run)
+    )
+    if facts != first_facts:
         raise WakefulError(
             f"{first_run.path} and {run.path} were trained on different texts, both called "
-            f"{run.config.data.source!r}: remove the one whose text is gone, or keep the runs of "
-            "this text in another folder (--runs)"
+            f"{first_run.config.data.source!r}: remove the one whose text is gone, or keep the "
+            "runs of this text in another folder (--runs)"
         )
 
 
@@ -272,15 +277,20 @@ def _run_heirs(
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.reference.parameters)
         rows[job.group, "reference", seed] = Measurement(figures).with_probes(None, task_figures)
+    first_run = read_run(source) if plan.reference_of(job.group) is None else None
     for arm in arms:
+        stages = [read_run(path / stage) for stage in arm.runs]
+        first_run = first_run or stages[0]
+        for stage in stages:
+            _check_text(stage, first_run, is_arm=True)
         row = "heir" if arm.arm == summary.final else arm.arm
         row = EQUAL_TRAINING["reference"] if row == "reference" else row
         last = path / arm.runs[-1]
         name = f"{path.parent.name}-{row}-{seed}"
         layers = _measure_layers(last, name, row, plan, folder, display)
         task_figures = _task_figures(str(last), name, plan, folder, display)
-        training = train_curve([read_run(path / stage) for stage in arm.runs])
-        rows[job.group, row, seed] = measure_arm(arm, training).with_probes(layers, task_figures)
+        measurement = measure_arm(arm, train_curve(stages))
+        rows[job.group, row, seed] = measurement.with_probes(layers, task_figures)
     return rows, path / summary.heir.runs[-1]
 
 
