@@ -109,6 +109,7 @@ def test_a_number_that_the_baseline_passes_too_is_no_merit() -> None:
     assert told(5.0, 10.0).outcome == "not applicable"
     assert told(5.0, 4.0, alone=True).outcome == "confirmed"
     assert told(5.0, 4.0, row="vanilla").outcome == "confirmed"  # that it is there at all
+    assert told(5.0, 4.0, row="absent").outcome == "not run"
 
 
 def test_measures_beside_the_baseline_and_heirs_are_not_held_to_it() -> None:

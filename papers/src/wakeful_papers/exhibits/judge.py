@@ -191,7 +191,7 @@ class _GroupClaim:
         """Return a verdict on a number as not applicable if the baseline passes the number too.
 
         Claims about published models or heirs, and measures that compare with the baseline, are
-        exempt, since they do not test a cure. A reversal stands.
+        exempt, since they do not test a cure. A reversal stands, and so does "not run".
         """
         claim, baseline = self.claim, self.exhibit.table.baseline
         published = self.exhibit.scales["paper"].get("models", {})
@@ -199,7 +199,7 @@ class _GroupClaim:
         if (
             claim.than_value is None or claim.alone or self.exhibit.inherit is not None
             or claim.row == baseline or {claim.row, baseline} & set(published)
-            or measure in TO_BASELINE or verdict.outcome == "reversed"
+            or measure in TO_BASELINE or verdict.outcome in ("reversed", "not run")
         ):  # fmt: skip
             return verdict
         baseline_pairs = self._pairs(baseline)

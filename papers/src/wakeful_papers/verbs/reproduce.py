@@ -537,7 +537,7 @@ def list_exhibits(options: ReproduceOptions | None = None) -> RenderableType:
             )  # fmt: skip
     note = (
         f"Tokens, time here and needs are at the {options.scale} scale, the rest at the paper's "
-        "with one seed and bfloat16 at two fifths of an H100's peak; on eight H100s each run takes "
+        "with its seeds, in bfloat16 at two fifths of an H100's peak; on eight H100s each run has "
         "one card. Times are very rough. Run one with wakeful reproduce PAPER/EXHIBIT --scale "
         "tiny|small|paper."
     )
