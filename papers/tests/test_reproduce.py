@@ -241,7 +241,7 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
     left = reproduce(**asked, all=True, cluster="local(workers=2)")
     assert left.omissions == ("value-residual/fig20: no memory",)
     assert len(left.exhibits) == 2
-    with pytest.raises(WakefulError, match="no memory"):
+    with pytest.raises(WakefulError, match=r"^value-residual/fig20: no memory"):
         reproduce(*names, **asked, cluster="local(workers=2)")
 
 

@@ -156,7 +156,7 @@ def reproduce(
     for folder, plan in tuned.items():
         with _record_failure(plan.exhibit.name, options, omissions):
             if is_distributed and folder != list(tuned)[-1]:  # the last one's report is returned
-                exhibits[folder], report = _read_judged(folder, faults), None
+                exhibits[folder], report = _read_judged(plan.exhibit.name, folder, faults), None
             else:
                 exhibits[folder], report = _run_exhibit(plan, folder, runs, options, display)
     if not exhibits:
@@ -397,10 +397,10 @@ def _distribute_exhibits(
     return faults | distribute_plans(prepared, runs, log_folder, options.cluster, display, judge)
 
 
-def _read_judged(folder: Path, faults: Mapping[Path, str]) -> JudgedExhibit:
-    """Return an exhibit that a worker judged, or raise the error that it met."""
+def _read_judged(name: str, folder: Path, faults: Mapping[Path, str]) -> JudgedExhibit:
+    """Return an exhibit that a worker judged, or raise the error that it met, with its name."""
     if folder in faults:
-        raise WakefulError(faults[folder])
+        raise WakefulError(f"{name}: {faults[folder].removeprefix(f'{name}: ')}")
     return read_record(JudgedExhibit, folder / "summary.json")
 
 
