@@ -287,7 +287,12 @@ def _record_failure(name: str, options: ReproduceOptions, omissions: list[str]) 
     except WakefulError as error:
         if not options.all or isinstance(error, Interrupted):
             raise
-        omissions.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
+        omissions.append(_name_exhibit(name, str(error)))
+
+
+def _name_exhibit(name: str, message: str) -> str:
+    """Return an error message that begins with the name of its exhibit."""
+    return message if message.startswith(name) else f"{name}: {message}"
 
 
 def _choose_cluster(options: ReproduceOptions) -> Cluster | None:
@@ -400,7 +405,7 @@ def _distribute_exhibits(
 def _read_judged(name: str, folder: Path, faults: Mapping[Path, str]) -> JudgedExhibit:
     """Return an exhibit that a worker judged, or raise the error that it met, with its name."""
     if folder in faults:
-        raise WakefulError(f"{name}: {faults[folder].removeprefix(f'{name}: ')}")
+        raise WakefulError(_name_exhibit(name, faults[folder]))
     return read_record(JudgedExhibit, folder / "summary.json")
 
 
