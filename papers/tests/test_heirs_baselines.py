@@ -231,7 +231,8 @@ def test_baselines_are_trained_beside_the_heirs_on_their_budget(
     }  # fmt: skip
     out = tmp_path / "out"
     found = inherit_with_baselines(str(reference.path), options, names, out, quietly)
-    arms = {arm.arm: arm for arm in found}
+    assert not found.diverged
+    arms = {arm.arm: arm for arm in found.arms}
     assert list(arms) == ["heir-2", "heir-3", *names]
     one = 4 * 2 * 16  # tokens of a round
     usual = dict.fromkeys(arms, (4, one))

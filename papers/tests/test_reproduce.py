@@ -22,6 +22,7 @@ from wakeful.cli import main
 from wakeful.config.schema import Config, DataConfig
 from wakeful.device import free_memory
 from wakeful.errors import Diverged, WakefulError
+from wakeful.inheritance import rounds
 from wakeful.inheritance.outcome import read_inheritance
 from wakeful.runs.run import Run
 from wakeful.scores import Score
@@ -161,6 +162,40 @@ def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> 
     assert "a smaller share of lazy layers" in done.verdicts[0]
     assert "not applicable (no lazy layers" in done.verdicts[0]  # untrained layers are not lazy
     assert "no lazy layers" in done.page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("where", ["", "local(workers=2)"])
+def test_a_baseline_or_an_heir_that_diverges_is_left_out(
+    where: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where:
+        monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0, "slurm": 0.0})
+        stand_in(monkeypatch, {})
+    diverging: set[tuple[str, int]] = {("distilbert", 0)}
+    real = rounds.train_run
+
+    def train(config: Config, *given: Any, **named: Any) -> Run:
+        if (config.name.partition("-")[0], config.train.seed) in diverging:
+            raise Diverged("the loss of step 2 is not finite")
+        return real(config, *given, **named)
+
+    monkeypatch.setattr(rounds, "train_run", train)
+    asked: dict[str, Any] = {"steps": 2, "text": str(text), "cluster": where}
+    runs, out = str(tmp_path / "runs"), tmp_path / "out"
+    for _ in range(2):  # the second time all is read
+        done = reproduce("lazy/fig16", seeds=[0], runs=runs, out=str(out), **asked)
+        assert set(done.frame["row"]) == {"reference", "heir", "random", "random_total"}
+        outcomes = [(verdict.seeds, verdict.outcome) for verdict in done.exhibits[0].verdicts[:2]]
+        assert outcomes == [(0, "not run"), (1, "not resolved")]  # below distillation, random
+        page = done.page.read_text("utf-8")
+        assert "<li>distilbert, seed 0: the loss of step 2 is not finite</li>" in page
+        diverging.clear()
+    # Without an heir its seed has the rows that are trained alone.
+    diverging.add(("heir", 1))
+    done = reproduce("lazy/fig16", seeds=[0, 1], runs=runs, out=str(tmp_path / "more"), **asked)
+    assert set(done.frame.filter(seed=1)["row"]) == {"reference", "random_total"}
+    assert [verdict.seeds for verdict in done.exhibits[0].verdicts[:2]] == [0, 1]
+    assert "<li>heir, seed 1: the loss of step 2 is not finite</li>" in done.page.read_text("utf-8")
 
 
 def test_runs_and_heirs_are_dealt_out(

@@ -5,7 +5,7 @@ When Attention Collapses, appendix B, tables 1, 2 and 4. The reference has N lay
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from wakeful.config.reading import LENGTH
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.data.preparing import load_data
-from wakeful.errors import WakefulError, did_you_mean
+from wakeful.errors import Diverged, WakefulError, did_you_mean
 from wakeful.inheritance.blocks import inherit_blocks, random_like_heir
 from wakeful.inheritance.layers import LayerMap, first
 from wakeful.inheritance.outcome import Arm, compare_arms, read_inheritance
@@ -25,7 +25,7 @@ from wakeful.inheritance.reading import CHOOSING_SEQUENCES
 from wakeful.inheritance.recipe import Recipe, read_recipe
 from wakeful.inheritance.rounds import StageRunner
 from wakeful.inheritance.solving import spread_windows
-from wakeful.inheritance.stages import FinishedStages, TrainingStage
+from wakeful.inheritance.stages import FinishedStage, FinishedStages, TrainingStage
 from wakeful.inheritance.tool import inherit as inherit_reference
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
@@ -297,20 +297,26 @@ def find_baseline(name: str) -> Baseline:
 
 
 @dataclass(frozen=True)
-class _Arms:
+class HeirsAndBaselines:
     """baselines.json: the heirs and the baselines."""
 
     arms: tuple[Arm, ...]
+    diverged: Mapping[str, str] = field(default_factory=dict)
+    """The error message of each baseline that diverged; it has no arm."""
 
 
 def inherit_with_baselines(
     source: str, options: Mapping[str, Any], baselines: Sequence[str], folder: Path,
     display: DisplayFactory,
-) -> tuple[Arm, ...]:  # fmt: skip
+) -> HeirsAndBaselines:  # fmt: skip
     """Return an inheritance's heirs and its baselines, heirs first.
 
     What the folder lacks is run first. `options` are those of `wakeful.inherit`, for one seed.
     Baselines are training runs in the folder on the heir's batches; baselines.json has all arms.
+    A baseline that diverges is left out, and its error recorded.
+
+    Raises:
+        Diverged: an heir diverged.
     """
     if not (folder / "run.json").is_file():
         inherit_reference(source, display=display, **{**options, "out": folder})
@@ -318,14 +324,14 @@ def inherit_with_baselines(
         inherit_reference(resume=folder, display=display)
     record = folder / "baselines.json"
     if not record.is_file():
-        arms = _train_baselines(folder, baselines, display)
-        Run(folder).write_json(record.name, to_table(_Arms(arms)))
-    return read_record(_Arms, record).arms
+        heirs = _train_baselines(folder, baselines, display)
+        Run(folder).write_json(record.name, to_table(heirs))
+    return read_record(HeirsAndBaselines, record)
 
 
 def _train_baselines(
     folder: Path, baselines: Sequence[str], display: DisplayFactory
-) -> tuple[Arm, ...]:
+) -> HeirsAndBaselines:
     recipe, loss = read_recipe(folder), read_inheritance(folder)[0].reference.loss
     reference = read_decoder(recipe.reference)
     runner = StageRunner(recipe, reference.decoder(), loss, folder, display)
@@ -340,14 +346,18 @@ def _train_baselines(
         normalizer=recipe.normalizer,
     )
     heirs = [each.stage for each in rounds]
+    finished: list[FinishedStage] = []
+    diverged: dict[str, str] = {}
     with runner.resumable():
-        finished = [
-            runner.run_stage(stage)
-            for name in baselines
-            for stage in baseline_stages(name, setting, recipe, heirs, folder)
-        ]
+        for name in baselines:
+            stages = baseline_stages(name, setting, recipe, heirs, folder)
+            try:
+                finished += [runner.run_stage(stage) for stage in stages]
+            except Diverged as error:
+                diverged[name] = str(error)
     outcome = FinishedStages(rounds, tuple(finished))
-    return compare_arms(outcome, read_windows(folder / "reference.parquet"), loss)
+    arms = compare_arms(outcome, read_windows(folder / "reference.parquet"), loss)
+    return HeirsAndBaselines(arms, diverged)
 
 
 def _laziest(recipe: Recipe, reference: Model, num_layers: int) -> LayerMap:

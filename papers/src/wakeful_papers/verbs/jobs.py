@@ -45,8 +45,8 @@ def distribute_plans(
     """Train on a cluster what is missing of plans, which are given by their exhibits' folders.
 
     With `judge` a worker judges each exhibit when its runs have ended, and no failure stops the
-    rest; without it only runs but the baseline's may fail, by diverging. Return error messages by
-    the folders of what failed. Jobs write their output below `log_folder`.
+    rest; without it only runs but the baseline's, and heirs, may fail, by diverging. Return error
+    messages by the folders of what failed. Jobs write their output below `log_folder`.
     """
     work = dict[Path, Work]()
     labels = dict[Path, str]()
@@ -60,8 +60,8 @@ def distribute_plans(
             call = judge_exhibit, judge, name, str(folder.absolute())
             # A page is always written again.
             work[folder] = Work(name, folder.absolute(), call, after, shows_done=False)
-    run_labels = {unit.label for unit in work.values() if unit.call[0] is train_from_table}
-    may_diverge = run_labels - baselines
+    trains = train_from_table, run_inheritance
+    may_diverge = {unit.label for unit in work.values() if unit.call[0] in trains} - baselines
     names = [plan.exhibit.name for plan in plans.values()]
     with display(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
         faults = distribute_work(

@@ -20,7 +20,7 @@ from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.estimates import perplexity
 from wakeful.evaluation.options import with_shots
 from wakeful.evaluation.tool import evaluate
-from wakeful.inheritance.outcome import read_inheritance
+from wakeful.inheritance.outcome import Arm, read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.loading.reading import open_evaluation_data
@@ -92,7 +92,7 @@ def run_plan(
     """Train every run that is missing, measure every model, and return the results and facts.
 
     `folder` is the exhibit's. The results name runs that diverged, also earlier (`divergences`, the
-    messages by folder), and lack their figures. The baseline's or an heir's raises `Diverged`.
+    messages by folder), and lack their figures. The baseline's raises `Diverged`.
     """
     rows: dict[RowKey, Measurement] = {}
     facts: RunFacts | None = None
@@ -104,13 +104,12 @@ def run_plan(
             if reference is None:
                 path = runs / job.folder / f"seed-{seed}"
                 try:
-                    if path in divergences:
-                        raise Diverged(divergences[path])
+                    _check_divergence(path, divergences)
                     train_job(job, seed, path, display)
                 except Diverged as error:
                     if job.row == plan.exhibit.table.baseline:
                         raise  # every claim of the group is compared with it
-                    diverged.append(f"{f'{job.group} {job.row}'.strip()}, seed {seed}: {error}")
+                    diverged.append(_divergence_text(job, job.row, seed, error))
                     continue
                 run = read_run(path, job.row)
                 _check_text(run, first_runs.setdefault(run.config.data, run))
@@ -123,9 +122,19 @@ def run_plan(
             else:
                 source = reference.source
             if plan.heirs_of(job):
-                arms, heir_path = _run_heirs(plan, job, seed, source, runs, folder, display)
-                rows |= arms
-                facts = facts or RunFacts.from_run(read_run(heir_path, job.row))
+                path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
+                table, names = heirs_table(plan, job, seed), plan.heirs[job.group].baseline
+                try:
+                    _check_divergence(path, divergences)
+                    heirs = inherit_with_baselines(source, table, names, path, display)
+                except Diverged as error:
+                    diverged.append(_divergence_text(job, "heir", seed, error))
+                    continue
+                for arm, error in heirs.diverged.items():
+                    diverged.append(_divergence_text(job, _arm_row(arm), seed, error))
+                rows |= _measure_arms(plan, job, seed, source, path, heirs.arms, folder, display)
+                heir = read_inheritance(path)[0].heir
+                facts = facts or RunFacts.from_run(read_run(path / heir.runs[-1], job.row))
     rows |= _measure_existing(plan, runs, folder, display)
     axis_values = {k: g.at for k, g in plan.exhibit.groups.items() if g.at is not None}
     facts = facts or RunFacts.from_plan(plan, environment(choose_device(plan.config.train.device)))
@@ -261,14 +270,30 @@ def _check_text(run: TrainedRun, first_run: TrainedRun, *, is_arm: bool = False)
         )
 
 
-def _run_heirs(
-    plan: Plan, job: Job, seed: int, source: str, runs: Path, folder: Path, display: DisplayFactory
-) -> tuple[dict[RowKey, Measurement], Path]:
-    """Train the missing heirs of a reference; return all arms' results and the last heir's run."""
-    path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
-    arms = inherit_with_baselines(
-        source, heirs_table(plan, job, seed), plan.heirs[job.group].baseline, path, display
-    )
+def _check_divergence(path: Path, divergences: Mapping[Path, str]) -> None:
+    """Raise `Diverged` if the run in a folder diverged earlier."""
+    if path in divergences:
+        raise Diverged(divergences[path])
+
+
+def _divergence_text(job: Job, row: str, seed: int, error: object) -> str:
+    """Return the line of a page about a run that diverged, in a job's group."""
+    return f"{f'{job.group} {row}'.strip()}, seed {seed}: {error}"
+
+
+def _arm_row(arm: str) -> str:
+    """Return the row of an inheritance's baseline."""
+    return EQUAL_TRAINING["reference"] if arm == "reference" else arm
+
+
+def _measure_arms(
+    plan: Plan, job: Job, seed: int, source: str, path: Path, arms: Sequence[Arm], folder: Path,
+    display: DisplayFactory,
+) -> dict[RowKey, Measurement]:  # fmt: skip
+    """Return the results of a reference's heirs and baselines, whose runs are in the folder `path`.
+
+    A reference that is not trained here has its own result among them.
+    """
     summary, _ = read_inheritance(path)
     rows: dict[RowKey, Measurement] = {}
     if plan.reference_of(job.group) is not None:
@@ -283,15 +308,14 @@ def _run_heirs(
         first_run = first_run or stages[0]
         for stage in stages:
             _check_text(stage, first_run, is_arm=True)
-        row = "heir" if arm.arm == summary.final else arm.arm
-        row = EQUAL_TRAINING["reference"] if row == "reference" else row
+        row = "heir" if arm.arm == summary.final else _arm_row(arm.arm)
         last = path / arm.runs[-1]
         name = f"{path.parent.name}-{row}-{seed}"
         layers = _measure_layers(last, name, row, plan, folder, display)
         task_figures = _task_figures(str(last), name, plan, folder, display)
         measurement = measure_arm(arm, train_curve(stages))
         rows[job.group, row, seed] = measurement.with_probes(layers, task_figures)
-    return rows, path / summary.heir.runs[-1]
+    return rows
 
 
 def _measure_layers(
