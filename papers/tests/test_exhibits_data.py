@@ -692,6 +692,9 @@ def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
     cells["e", "x"] = "below"
     with pytest.raises(WakefulError, match="t: 'below' must be one of lower, higher, same"):
         direction_of(table, "e", column)
+    # Beside a published zero only a zero is the same.
+    cells |= {("a", "x"): 0.0, ("b", "x"): 0.0}
+    assert [direction_of(table, row, column) for row in "bc"] == ["same", "higher"]
 
 
 def test_a_table_with_cells_has_its_baselines_row() -> None:

@@ -51,6 +51,6 @@ def direction_of(table: PublishedTable, row: str, column: Column) -> Direction |
         return directions[cell]
     if not isinstance(base, int | float):
         return None
-    if abs(cell / base - 1) <= column.same:
+    if abs(cell - base) <= column.same * abs(base):
         return "same"
     return "lower" if cell < base else "higher"
