@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -134,3 +135,10 @@ def test_heirs_are_compared_with_their_reference(text: str, tmp_path: Path) -> N
     assert {row["row"] for row in rows} >= {"reference", "heirs: random"}
     lines = on_gpu.differences(rows)
     assert sum(line.startswith("heirs: ") for line in lines) >= 2
+
+
+def test_a_fresh_process_plans_all_jobs() -> None:
+    printed = subprocess.run(
+        [sys.executable, TOOL, "plan"], check=True, capture_output=True, text=True
+    )
+    assert all(name in printed.stdout for name in on_gpu.JOBS)
