@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import wakeful
-import wakeful_papers.routes  # noqa: F401 (its routes are in rows of jobs)
+import wakeful_papers.routes  # noqa: F401  # rows of jobs name its classes
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import merge_over_preset, merge_tables
 from wakeful.data.preparing import prepare
